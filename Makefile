@@ -1,0 +1,40 @@
+# `make help` lists the targets. Each one makes .venv first if it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format results clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Make .venv and install pairmix into it, with all its extras
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"pairmix needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[experiments,dev]'
+	touch $@
+
+demo: $(INSTALLED) ## Train a dense and an SPM student and compare them (under two minutes)
+	$(BIN)/pairmix demo
+
+test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
+	$(BIN)/pytest
+
+lint: $(INSTALLED) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Put the code into the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+results: $(INSTALLED) ## Measure again what stands in results/
+	$(BIN)/pairmix bench init --out results
+
+clean: ## Remove .venv and everything that tools leave behind
+	rm -rf $(VENV) build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info

@@ -1,0 +1,1 @@
+"""Questions that measurements answer, one file each."""

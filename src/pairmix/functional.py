@@ -1,0 +1,125 @@
+"""The operator as a function: check the arguments, choose the implementation, call it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pairmix import ops
+from pairmix.schedule import Schedule
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def spm(
+    x: Tensor,
+    blocks: Tensor,
+    schedule: Schedule,
+    *,
+    d_in: Tensor | None = None,
+    d_out: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual_scale: Tensor | None = None,
+    out_features: int | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    r"""Mix the last dimension of `x` in stages of 2x2 blocks.
+
+    .. math::
+        z_0 = d_{in} \odot \mathrm{tile}(x), \qquad z_l = B_l z_{l-1}, \qquad
+        y = \mathrm{fold}(d_{out} \odot z_L) + bias
+
+    With `in_features < n`, `tile` reads `x[i mod in_features]`; with `out_features < n`, `fold` sums the
+    coordinates `i` with equal `i mod out_features`. For a square operator both are the identity.
+
+    Half precision is computed in float32. Under autocast `x` is cast and the parameters stay as they are.
+
+    Args:
+        x: the input.
+        blocks: angles, one a pair, for rotations `[[cos, -sin], [sin, cos]]`, or the coefficients a, b, c, d of
+            general blocks `[[a, b], [c, d]]`.
+        schedule: which coordinates are paired at which stage; its `n` is the width.
+        d_in: scales the tiled input; None for ones.
+        d_out: scales the mixed coordinates; None for ones.
+        bias: added to the output; None for zeros.
+        residual_scale: for odd `n`, what the coordinate left over at each stage is multiplied by; None for one.
+        out_features: the size of the output; None for `n`.
+        impl: who computes it: `"auto"`, or one by name, which then never falls back to another.
+
+    Shape:
+        - x: `(*, in_features)`, any number of leading dimensions, `1 <= in_features <= n`
+        - blocks: `(L, n // 2)` or `(L, 4, n // 2)`
+        - d_in, d_out: `(n,)`; bias: `(out_features,)`; residual_scale: `(L,)`
+        - output: `(*, out_features)`
+
+    Raises:
+        ValueError: for a shape or a device that does not fit, or an `impl` that does not exist.
+        TypeError: for a dtype that does not fit.
+        RuntimeError: for an `impl` that exists but cannot run here.
+
+    Example:
+        >>> quarter_turns = torch.full((1, 2), torch.pi / 2)
+        >>> schedule = Schedule.from_pairs(4, [[(0, 1), (2, 3)]])
+        >>> spm(torch.tensor([1.0, 0.0, 2.0, 0.0]), quarter_turns, schedule).round()
+        tensor([-0.,  1., -0.,  2.])
+    """
+    n, stages = schedule.n, schedule.stages
+    if out_features is None:
+        out_features = n
+    if not 1 <= out_features <= n:
+        raise ValueError(f"out_features must be in 1..{n}, the width of the schedule, got {out_features}")
+    if x.dim() == 0 or not 1 <= x.shape[-1] <= n:
+        raise ValueError(f"x must have a last dimension of 1..{n}, the width of the schedule, got {tuple(x.shape)}")
+    if blocks.shape not in ((stages, n // 2), (stages, 4, n // 2)):
+        raise ValueError(
+            f"blocks must be angles of shape {(stages, n // 2)} or coefficients of shape {(stages, 4, n // 2)} "
+            f"for {schedule}, got {tuple(blocks.shape)}"
+        )
+    _check_shape("d_in", d_in, (n,))
+    _check_shape("d_out", d_out, (n,))
+    _check_shape("bias", bias, (out_features,))
+    _check_shape("residual_scale", residual_scale, (stages,))
+    if residual_scale is not None and n % 2 == 0:
+        raise ValueError(f"residual_scale is for odd widths, where a coordinate is left over; this width is {n}")
+
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"x must be float32, float64, bfloat16 or float16, got {x.dtype}")
+    allowed = [x.dtype]
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+        allowed = [x.dtype, torch.float32]
+    for name, parameter in (
+        ("blocks", blocks), ("d_in", d_in), ("d_out", d_out), ("bias", bias), ("residual_scale", residual_scale)
+    ):  # fmt: skip
+        if parameter is None:
+            continue
+        if parameter.dtype not in allowed or parameter.dtype != blocks.dtype:
+            raise TypeError(
+                f"{name} is {parameter.dtype}, x is {x.dtype} and blocks are {blocks.dtype}: cast them alike"
+            )
+        if parameter.device != x.device:
+            raise ValueError(f"{name} is on {parameter.device}, x is on {x.device}: move them together")
+
+    order = schedule.order
+    if order.device != x.device:
+        order = order.to(x.device)
+    impl = choose_impl(impl, x.device)
+    y: Tensor = ops.spm(x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
+    return y
+
+
+def choose_impl(impl: str, device: torch.device) -> str:
+    """The implementation that runs on this device: the preferred one for `"auto"`, else the named one or an error."""
+    if impl == "auto":
+        return next(name for name, candidate in ops.IMPLS.items() if candidate.why_not(device) is None)
+    if impl not in ops.IMPLS:
+        raise ValueError(f"impl must be one of {['auto', *ops.IMPLS]}, got {impl!r}")
+    reason = ops.IMPLS[impl].why_not(device)
+    if reason is not None:
+        raise RuntimeError(f"impl={impl!r} cannot run here: {reason}")
+    return impl
+
+
+def _check_shape(name: str, parameter: Tensor | None, shape: tuple[int, ...]) -> None:
+    if parameter is not None and parameter.shape != shape:
+        raise ValueError(f"{name} must have the shape {shape}, got {tuple(parameter.shape)}")

@@ -1,0 +1,250 @@
+"""The layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pairmix import functional
+from pairmix.nn import init as initial
+from pairmix.schedule import Schedule
+
+_SCHEDULES: dict[str, Callable[[int, int | None], Schedule]] = {
+    "butterfly": Schedule.butterfly,
+    "brick": Schedule.brick,
+    "random": Schedule.random,
+}
+
+
+class SPMLinear(nn.Module):
+    r"""A linear layer of pairwise mixing stages, in place of :class:`torch.nn.Linear`.
+
+    .. math::
+        z_0 = d_{in} \odot \mathrm{tile}(x), \qquad z_l = B_l z_{l-1}, \qquad
+        y = \mathrm{fold}(d_{out} \odot z_L) + bias
+
+    The width is `n = max(in_features, out_features)`. Every stage applies `n // 2` independent 2x2 blocks, so the
+    layer costs O(n L) time and parameters instead of O(n^2).
+
+    Args:
+        in_features: size of each input sample.
+        out_features: size of each output sample.
+        bias: whether to add a learned bias, which starts at zero.
+        device: where the parameters live.
+        dtype: their dtype.
+        block: `"general"` (four numbers a pair) or `"rotation"` (one angle a pair; the mixing is orthogonal).
+        stages: the number of stages; None for the fewest with which every output depends on every input.
+        schedule: `"butterfly"`, `"brick"`, `"random"` (seed 0) or a `Schedule` of width n.
+        residual: what happens to the coordinate that an odd width leaves over at each stage: `"scale"` multiplies it
+            by a learned number, `"pass"` leaves it as it is.
+        init: `"near_identity"`, `"random_rotation"`, `"hadamard"`, `"identity"`, or a function that fills a tensor
+            of angles `[L, n // 2]` in place, such as those in `pairmix.nn.init`. General blocks start as the
+            same rotations, so the mixing always starts orthogonal.
+        impl: who computes it: `"auto"`, or an implementation by name, which then never falls back to another.
+
+    Shape:
+        - input: `(*, in_features)`, with any number of leading dimensions
+        - output: `(*, out_features)`
+
+    Attributes:
+        coeffs: `[L, 4, n // 2]`, rows a, b, c, d (`block="general"`).
+        angles: `[L, n // 2]` (`block="rotation"`).
+        d_in, d_out: `[n]`.
+        bias: `[out_features]`, or None.
+        residual_scale: `[L]`, or None unless n is odd and `residual="scale"`.
+
+    Example:
+        >>> layer = SPMLinear(1000, 1000)
+        >>> layer(torch.randn(32, 1000)).shape
+        torch.Size([32, 1000])
+        >>> layer
+        SPMLinear(in_features=1000, out_features=1000, bias=True, width=1000, stages=10, block=general, \
+schedule=butterfly, parameters=23,000 (dense 1,001,000))
+    """
+
+    bias: nn.Parameter | None
+    residual_scale: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        block: str = "general",
+        stages: int | None = None,
+        schedule: str | Schedule = "butterfly",
+        residual: str = "scale",
+        init: str | Callable[[Tensor], Any] = "near_identity",
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        _check_choice("block", block, ("general", "rotation"))
+        _check_choice("residual", residual, ("scale", "pass"))
+        if isinstance(init, str):
+            _check_choice("init", init, initial.INITS)
+        for name, features in (("in_features", in_features), ("out_features", out_features)):
+            if features < 1:
+                raise ValueError(f"{name} must be at least 1, got {features}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.schedule = _make_schedule(schedule, max(in_features, out_features), stages)
+        self.block = block
+        self.residual = residual
+        self.init = init
+        self.impl = impl
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        n, half = self.width, self.width // 2
+        if block == "general":
+            self.coeffs = parameter(self.stages, 4, half)
+        else:
+            self.angles = parameter(self.stages, half)
+        self.d_in = parameter(n)
+        self.d_out = parameter(n)
+        self.register_parameter("bias", parameter(out_features) if bias else None)
+        has_scale = n % 2 == 1 and residual == "scale"
+        self.register_parameter("residual_scale", parameter(self.stages) if has_scale else None)
+        functional.choose_impl(impl, self.d_in.device)  # a wrong name should fail here, not in the first forward
+        self.reset_parameters()
+
+    @property
+    def width(self) -> int:
+        """The number of coordinates that are mixed, `max(in_features, out_features)`."""
+        return self.schedule.n
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.schedule.stages
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the parameters anew, as `init` says."""
+        fill = initial.INITS[self.init] if isinstance(self.init, str) else self.init
+        if self.block == "general":
+            angles = torch.empty_like(self.coeffs[:, 0])
+            fill(angles)
+            self.coeffs.copy_(initial.coefficients(angles))
+        else:
+            fill(self.angles)
+        nn.init.ones_(self.d_in)
+        initial.output_scale_(self.d_out, self.out_features)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if self.residual_scale is not None:
+            nn.init.ones_(self.residual_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(f"expected an input of shape (*, {self.in_features}), got {tuple(x.shape)}")
+        return self._apply_to(x, self.bias)
+
+    def to_dense(self) -> Tensor:
+        """The matrix that this layer stands for, `[out_features, in_features]`: `layer(x) == x @ W.T + bias`.
+
+        Example:
+            >>> SPMLinear(2, 2, init="identity").to_dense().tolist()
+            [[1.0, 0.0], [0.0, 1.0]]
+        """
+        unit_vectors = torch.eye(self.in_features, device=self.d_in.device, dtype=self.d_in.dtype)
+        return self._apply_to(unit_vectors, None).T
+
+    def _apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.spm(
+            x,
+            self.coeffs if self.block == "general" else self.angles,
+            self.schedule,
+            d_in=self.d_in,
+            d_out=self.d_out,
+            bias=bias,
+            residual_scale=self.residual_scale,
+            out_features=self.out_features,
+            impl=self.impl,
+        )
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        dense = self.out_features * (self.in_features + bias)
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, width={self.width}, "
+            f"stages={self.stages}, block={self.block}, schedule={self.schedule.kind}, "
+            f"parameters={parameters:,} (dense {dense:,})"
+        )
+
+    def get_extra_state(self) -> Tensor:
+        """What the parameters mean: block, sizes and schedule, as the bytes of a JSON text.
+
+        A tensor, because some checkpoint formats hold nothing else.
+        """
+        return torch.frombuffer(bytearray(json.dumps(self._meaning()).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to set: `_load_from_state_dict` has compared it before it loaded any parameter."""
+
+    def _meaning(self) -> dict[str, Any]:
+        return {
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "block": self.block,
+            "residual": self.residual,
+            "schedule": self.schedule.to_dict(),
+        }
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        stored = state_dict.get(prefix + "_extra_state")
+        differences = [] if stored is None else self._differences(stored)
+        if differences:
+            name = prefix.removesuffix(".") or "SPMLinear"
+            error_msgs.append(f"{name}: the checkpoint is of another layer: {'; '.join(differences)}")
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def _differences(self, stored: Tensor) -> list[str]:
+        try:
+            theirs = json.loads(bytes(stored.cpu().tolist()))
+            theirs["schedule"] = Schedule.from_dict(theirs["schedule"])
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            return [f"its description cannot be read ({error})"]
+        ours = {**self._meaning(), "schedule": self.schedule}
+        if self.width % 2 == 0:
+            ours["residual"] = theirs.get("residual")  # without a residual it makes no difference
+        return [
+            f"{key} is {theirs.get(key)} there and {ours[key]} here" for key in ours if theirs.get(key) != ours[key]
+        ]
+
+
+def _make_schedule(schedule: str | Schedule, n: int, stages: int | None) -> Schedule:
+    if isinstance(schedule, str):
+        _check_choice("schedule", schedule, _SCHEDULES)
+        return _SCHEDULES[schedule](n, stages)
+    if schedule.n != n:
+        raise ValueError(f"the layer has the width {n} = max(in_features, out_features), its schedule has {schedule.n}")
+    if stages not in (None, schedule.stages):
+        raise ValueError(f"stages={stages}, but the given {schedule} has {schedule.stages}")
+    return schedule
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")

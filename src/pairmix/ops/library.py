@@ -1,0 +1,181 @@
+"""The operator as torch sees it: schemas, shapes, derivatives, batching.
+
+`pairmix::spm` is differentiated by `pairmix::spm_backward`, the closed form of the paper, and saves its inputs and
+nothing else. Whatever goes beyond the first derivatives of one batch (second derivatives, forward mode, `vmap` over
+parameters) runs through the reference, whose torch operations know all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from pairmix.ops import reference
+from pairmix.ops.reference import Gradients
+
+
+@dataclass(frozen=True)
+class Impl:
+    """One way to compute the operator.
+
+    Attributes:
+        forward: as `reference.forward`.
+        backward: as `reference.backward`.
+        why_not: why it cannot run on this device here; None if it can.
+    """
+
+    forward: Callable[..., Tensor]
+    backward: Callable[..., Gradients]
+    why_not: Callable[[torch.device], str | None]
+
+
+IMPLS: dict[str, Impl] = {}
+"""The implementations by name, the preferred ones first. `pairmix.ops` fills it."""
+
+_library = torch.library.Library("pairmix", "DEF")
+_library.define(
+    "spm(Tensor x, Tensor blocks, Tensor order, Tensor? d_in, Tensor? d_out, Tensor? bias, Tensor? residual_scale, "
+    "SymInt out_features, str impl) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "spm_backward(Tensor grad, Tensor x, Tensor blocks, Tensor order, Tensor? d_in, Tensor? d_out, "
+    "Tensor? residual_scale, bool[6] needs, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+spm = torch.ops.pairmix.spm.default
+spm_backward = torch.ops.pairmix.spm_backward.default
+
+
+def _compute(*arguments: Any) -> Tensor:
+    *inputs, impl = arguments
+    return IMPLS[impl].forward(*inputs)
+
+
+def _compute_backward(*arguments: Any) -> Gradients:
+    *inputs, impl = arguments
+    return IMPLS[impl].backward(*inputs)
+
+
+_library.impl("spm", _compute, "CompositeExplicitAutograd")
+_library.impl("spm_backward", _compute_backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("pairmix::spm", lib=_library)
+def _fake(x: Tensor, *arguments: Any) -> Tensor:
+    out_features = arguments[-2]
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("pairmix::spm_backward", lib=_library)
+def _fake_backward(
+    grad: Tensor,
+    x: Tensor,
+    blocks: Tensor,
+    order: Tensor,
+    d_in: Tensor | None,
+    d_out: Tensor | None,
+    residual_scale: Tensor | None,
+    needs: Sequence[bool],
+    impl: str,
+) -> tuple[Tensor, ...]:
+    stages, n = order.shape
+    parameter_shapes = [blocks.shape, (n,), (n,), grad.shape[-1:], (stages,)]
+    gx = x.new_empty(x.shape if needs[0] else (0,))
+    return gx, *(
+        blocks.new_empty(shape if needed else (0,)) for shape, needed in zip(parameter_shapes, needs[1:], strict=True)
+    )
+
+
+class _Differentiable(torch.autograd.Function):
+    """y, with the closed-form backward."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *arguments: Any) -> Tensor:
+        x, blocks, order, d_in, d_out, _, residual_scale, _, ctx.impl = arguments
+        ctx.save_for_backward(x, blocks, order, d_in, d_out, residual_scale)
+        y: Tensor = _below_autograd(spm, keyset, arguments)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _, x, blocks, _, d_in, d_out, bias, residual_scale, _, _ = ctx.needs_input_grad
+        needs = [x, blocks, d_in, d_out, bias, residual_scale]
+        gradients = spm_backward(grad, *ctx.saved_tensors, needs, ctx.impl)
+        gx, gblocks, *rest = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
+        return None, gx, gblocks, None, *rest, None, None
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """The gradients, which torch differentiates through the reference when they are differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *arguments: Any) -> Gradients:
+        *tensors, ctx.needs, _ = arguments
+        ctx.save_for_backward(*tensors)
+        gradients: Gradients = _below_autograd(spm_backward, keyset, arguments)
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
+
+        def gradients(*differentiated: Tensor) -> Gradients:
+            inputs = list(tensors)
+            for i, tensor in zip(wanted, differentiated, strict=True):
+                inputs[i] = tensor
+            return reference.backward(*inputs, needs=ctx.needs)
+
+        vjp = torch.func.vjp(gradients, *(tensors[i] for i in wanted))[1]
+        result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for i, gradient in zip(wanted, vjp(grads), strict=True):
+            result[1 + i] = gradient
+        return tuple(result)
+
+
+def _below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: Callable[..., Any]) -> None:
+    # By hand, because torch.library.register_autograd fails under torch.func.grad and, worse, drops the tangents of
+    # forward mode without a word.
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if torch._C._are_functorch_transforms_active() or any(map(_has_tangent, tensors)):
+            return plain(*arguments[:-1])
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return function.apply(keyset, *arguments)
+        return _below_autograd(op, keyset, arguments)
+
+    _library.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+_register_autograd(spm, _Differentiable, reference.forward)
+_register_autograd(spm_backward, _TwiceDifferentiable, reference.backward)
+
+
+@torch.library.register_vmap("pairmix::spm", lib=_library)
+def _batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+    if all(dim is None for dim in in_dims[1:]):
+        return spm(x.movedim(in_dims[0], 0), *arguments), 0
+    *inputs, _ = arguments
+    return torch.vmap(reference.forward, in_dims[:-1])(x, *inputs), 0
+
+
+@torch.library.register_vmap("pairmix::spm_backward", lib=_library)
+def _batched_backward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Gradients, tuple[int, ...]]:
+    *inputs, needs, _ = arguments
+    gradients = torch.vmap(lambda *inputs: reference.backward(*inputs, needs=needs), in_dims[:-2])(*inputs)
+    return gradients, (0,) * 6

@@ -1,0 +1,338 @@
+"""Which coordinates meet at which stage."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Indices = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Schedule:
+    """The pairings of all stages, in the order in which they are applied: immutable, hashable, comparable.
+
+    A stage pairs up `n` coordinates into `n // 2` disjoint pairs; for odd `n` one coordinate, the residual, is
+    left over. Make one with `butterfly`, `random`, `brick` or `from_pairs`.
+
+    Attributes:
+        order: int32 tensor `[stages, n]`, a permutation of the coordinates for every stage: the firsts of all
+            pairs, then their seconds, then the residual. This is what the operator reads.
+        kind: the constructor's name.
+        seed: the seed of a random schedule, else None.
+
+    Example:
+        >>> Schedule.butterfly(4).pairs.tolist()
+        [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
+        >>> Schedule.butterfly(1000)
+        Schedule.butterfly(n=1000, stages=10)
+    """
+
+    order: torch.Tensor
+    kind: str
+    seed: int | None = None
+
+    @classmethod
+    def butterfly(cls, n: int, stages: int | None = None) -> Schedule:
+        """The default: every output depends on every input after the fewest possible stages, for any width.
+
+        That is `ceil(log2 n)` stages for even `n` and one more for odd `n`. For a power of two these are the
+        strides 1, 2, 4, ..., n / 2. Fewer stages are a prefix, more start over.
+
+        Args:
+            n: the number of coordinates.
+            stages: the number of stages, or None for the fewest that reach everything.
+        """
+        return _generated("butterfly", n, _stages_or(stages, n, _butterfly_depth))
+
+    @classmethod
+    def brick(cls, n: int, stages: int | None = None) -> Schedule:
+        """Neighbours, alternating: (0, 1), (2, 3), ... and then (1, 2), (3, 4), ...; for even `n` in a ring.
+
+        Args:
+            n: the number of coordinates.
+            stages: the number of stages, or None for the fewest that reach everything: n / 2, or n if n is odd.
+        """
+        return _generated("brick", n, _stages_or(stages, n, _brick_depth))
+
+    @classmethod
+    def random(cls, n: int, stages: int | None = None, seed: int = 0) -> Schedule:
+        """A uniformly random matching at every stage, the same for the same seed on every machine.
+
+        Args:
+            n: the number of coordinates.
+            stages: the number of stages, or None for the fewest that reach everything, found by trying.
+            seed: a non-negative integer.
+        """
+        _check_integer("seed", seed, at_least=0)
+        return _generated("random", n, _stages_or(stages, n, lambda n: _random_depth(n, seed)), seed)
+
+    @classmethod
+    def from_pairs(cls, n: int, pairs: Iterable[Iterable[Iterable[int]]]) -> Schedule:
+        """Your own pairing: for every stage a list of `n // 2` pairs of coordinates.
+
+        Args:
+            n: the number of coordinates.
+            pairs: `[stages][n // 2][2]`, nested sequences or an integer array.
+
+        Raises:
+            ValueError: if a stage is no matching; the message names the stage and the coordinate.
+
+        Example:
+            >>> Schedule.from_pairs(4, [[(0, 3), (1, 2)], [(0, 1), (2, 3)]]).stages
+            2
+        """
+        _check_integer("n", n, at_least=1)
+        return cls(_tensor(n, (_check_stage(n, number, stage) for number, stage in enumerate(pairs))), "from_pairs")
+
+    @property
+    def n(self) -> int:
+        """The number of coordinates."""
+        return self.order.shape[1]
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, the paper's L."""
+        return self.order.shape[0]
+
+    @functools.cached_property
+    def pairs(self) -> Indices:
+        """Read-only int32 array `[stages, 2, n // 2]`: `pairs[l, :, p]` are the two members of pair `p`."""
+        half = self.n // 2
+        return _read_only(self.order[:, : 2 * half].reshape(self.stages, 2, half))
+
+    @functools.cached_property
+    def residual(self) -> Indices:
+        """Read-only int32 array `[stages]`: the coordinate left over at each stage, -1 for even `n`."""
+        return _read_only(self.order[:, -1] if self.n % 2 else self.order.new_full((self.stages,), -1))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the pairing: equal for equal schedules, however they were made."""
+        order = self.order.numpy().astype("<i4")
+        return hashlib.sha256(f"{self.stages}x{self.n}:".encode() + order.tobytes()).hexdigest()
+
+    def reach(self) -> npt.NDArray[np.bool_]:
+        """Which outputs depend on which inputs: a bool array `[n, n]`, indexed `[output, input]`."""
+        sets = _Reached(self.n, range(self.n))
+        for stage in self.order.numpy():
+            sets.meet(stage)
+        return np.unpackbits(sets.rows[sets.row_of], axis=1, count=self.n).astype(bool)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A description that JSON can hold, from which `from_dict` makes an equal schedule."""
+        description: dict[str, Any] = {"kind": self.kind, "n": self.n, "stages": self.stages, "digest": self.digest}
+        if self.kind == "random":
+            description["seed"] = self.seed
+        if self.kind == "from_pairs":
+            description["pairs"] = self.pairs.transpose(0, 2, 1).tolist()
+        return description
+
+    @classmethod
+    def from_dict(cls, description: dict[str, Any]) -> Schedule:
+        """The schedule that `to_dict` described.
+
+        Raises:
+            ValueError: if the description is incomplete, or does not give the pairing whose digest it carries.
+        """
+        try:
+            kind, n, stages, digest = (description[key] for key in ("kind", "n", "stages", "digest"))
+            if kind == "from_pairs":
+                schedule = cls.from_pairs(n, description["pairs"])
+            elif kind == "random":
+                schedule = cls.random(n, stages, description["seed"])
+            elif kind in ("butterfly", "brick"):
+                schedule = getattr(cls, kind)(n, stages)
+            else:
+                raise ValueError(f"unknown kind of schedule: {kind!r}")
+        except KeyError as missing:
+            raise ValueError(f"not the description of a schedule, {missing} is missing: {description}") from None
+        if schedule.digest != digest:
+            raise ValueError(
+                f"{schedule!r} has the digest {schedule.digest}, its description says {digest!r}: "
+                "it has been changed, or another version of pairmix made it"
+            )
+        return schedule
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Schedule) and self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        seed = f", seed={self.seed}" if self.kind == "random" else ""
+        return f"Schedule.{self.kind}(n={self.n}, stages={self.stages}{seed})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schedule.from_dict, (self.to_dict(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
+        return self
+
+
+def _check_integer(name: str, value: object, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name} must be an integer of at least {at_least}, got {value!r}")
+
+
+def _stages_or(stages: int | None, n: int, depth: Callable[[int], int]) -> int:
+    _check_integer("n", n, at_least=1)
+    if stages is None:
+        return depth(n)
+    _check_integer("stages", stages, at_least=0)
+    return stages
+
+
+# Layers of one width share one schedule: a model of a hundred layers holds its pairing once.
+@functools.lru_cache(maxsize=64)
+def _generated(kind: str, n: int, stages: int, seed: int | None = None) -> Schedule:
+    generated: Iterator[Indices]
+    if kind == "butterfly":
+        generated = cycle(_butterfly_stages(n))
+    elif kind == "brick":
+        generated = cycle(_brick_stages(n))
+    else:
+        generated = _random_stages(n, seed or 0)
+    return Schedule(_tensor(n, islice(generated, stages)), kind, seed)
+
+
+def _tensor(n: int, stages: Iterable[Indices]) -> torch.Tensor:
+    rows = list(stages)
+    # A schedule outlives the mode it was made in, so its tensor must be neither an inference nor a fake tensor.
+    with torch.inference_mode(False):
+        return torch.utils.dlpack.from_dlpack(np.stack(rows) if rows else np.empty((0, n), np.int32))
+
+
+def _read_only(values: torch.Tensor) -> Indices:
+    array: Indices = values.numpy().view()
+    array.flags.writeable = False
+    return array
+
+
+def _butterfly_depth(n: int) -> int:
+    # For odd n the coordinate left over at the first stage loses one doubling, so one stage more is the minimum.
+    return (n - 1).bit_length() + (n % 2 and n > 1)
+
+
+def _butterfly_stages(n: int) -> list[Indices]:
+    """Strides 1, 2, 4, ... inside blocks, then a perfect shuffle of the blocks.
+
+    Write the even width as m blocks of g, with g the largest power of two that leaves m even. The strides mix
+    each block in log2 g stages. Then blocks meet as in a perfect shuffle: the block at place j meets the one at
+    j + m/2, and the two are read out at the places 2j and 2j + 1, so that the places reached double with every
+    stage and ceil(log2 m) stages suffice. Large g is what a vectorised kernel likes: whole vectors meet.
+
+    An odd width is the even one above it without its last coordinate; whoever would meet that one is left over.
+    The shuffle starts with its halves swapped, which keeps the missing coordinate near the middle: from there
+    a single extra stage repairs every path that led through it (tests/test_schedule.py checks this).
+    """
+    even = n + n % 2
+    g = (even & -even) // 2
+    m = even // g
+    coordinates = np.arange(even, dtype=np.int32)
+    stages: list[Indices] = []
+    stride = 1
+    while stride < g:
+        stages.append(coordinates.reshape(-1, 2, stride).swapaxes(0, 1))
+        stride *= 2
+    places = np.roll(np.arange(m), m // 2)
+    for _ in range((m - 1).bit_length()):
+        meeting = places.reshape(2, m // 2)
+        stages.append(coordinates.reshape(m, g)[np.sort(meeting[:, np.argsort(meeting.min(axis=0))], axis=0)])
+        places = meeting.T.ravel()
+    stages = [stage.reshape(2, even // 2) for stage in stages]
+    return [_without_last(stage) for stage in stages] if n % 2 else [stage.ravel() for stage in stages]
+
+
+def _without_last(stage: Indices) -> Indices:
+    first, second = stage
+    left_over = second == second.max()  # seconds are larger than firsts, so the last coordinate is one of them
+    return np.concatenate([first[~left_over], second[~left_over], first[left_over]])
+
+
+def _brick_depth(n: int) -> int:
+    # The cone of influence grows by one on each side and stage; at the ends of a line (odd n) it bounces.
+    return n // 2 if n % 2 == 0 else n - (n == 1)
+
+
+def _brick_stages(n: int) -> list[Indices]:
+    line = np.arange(n, dtype=np.int32)
+    stages: list[Indices] = []
+    for coordinates in (line, np.roll(line, -1)):
+        paired = coordinates[: n - n % 2].reshape(-1, 2).T
+        stages.append(np.concatenate([paired.ravel(), coordinates[n - n % 2 :]]))
+    return stages
+
+
+def _random_stages(n: int, seed: int) -> Iterator[Indices]:
+    # Raw bits and a stable sort: NumPy promises the stream of a bit generator for good, not that of permutation().
+    bits = np.random.PCG64(seed)
+    while True:
+        yield np.argsort(bits.random_raw(n), kind="stable").astype(np.int32)
+
+
+@functools.lru_cache(maxsize=64)
+def _random_depth(n: int, seed: int) -> int:
+    """The fewest stages with which every input reaches every output, a slice of the inputs at a time."""
+    more = _random_stages(n, seed)
+    stages: list[Indices] = []
+    for start in range(0, n, 1024):
+        sets = _Reached(n, range(start, min(start + 1024, n)))
+        for stage in stages:
+            sets.meet(stage)
+        while not sets.complete():
+            stages.append(next(more))
+            sets.meet(stages[-1])
+    return len(stages)
+
+
+class _Reached:
+    """For every coordinate the set of inputs that it depends on, as bits; the two members of a pair share a row."""
+
+    def __init__(self, n: int, inputs: range) -> None:
+        singletons = np.zeros((n, len(inputs)), bool)
+        singletons[inputs, np.arange(len(inputs))] = True
+        self.rows = np.packbits(singletons, axis=1)
+        self.row_of = np.arange(n)
+        self.everything = np.packbits(np.ones(len(inputs), bool))
+
+    def meet(self, stage: Indices) -> None:
+        half = len(stage) // 2
+        first, second, residual = np.split(self.row_of[stage], [half, 2 * half])
+        self.rows = np.concatenate([self.rows[first] | self.rows[second], self.rows[residual]])
+        self.row_of[stage] = np.concatenate([np.tile(np.arange(half), 2), np.arange(half, len(self.rows))])
+
+    def complete(self) -> bool:
+        return bool((self.rows == self.everything).all())
+
+
+def _check_stage(n: int, number: int, stage: Iterable[Iterable[int]]) -> Indices:
+    try:
+        pairs = np.asarray(stage if isinstance(stage, np.ndarray) else [tuple(pair) for pair in stage])
+    except (TypeError, ValueError):
+        raise ValueError(f"stage {number}: expected a list of pairs of coordinates, got {stage!r}") from None
+    if pairs.size == 0:
+        pairs = np.empty((0, 2), np.int32)
+    if pairs.shape[1:] != (2,) or not np.issubdtype(pairs.dtype, np.integer):
+        raise ValueError(f"stage {number}: expected pairs of two integers, got {pairs.dtype} of shape {pairs.shape}")
+    outside = pairs[(pairs < 0) | (pairs >= n)]
+    if outside.size:
+        raise ValueError(f"stage {number}: coordinate {outside[0]} is not in 0..{n - 1}")
+    times = np.bincount(pairs.ravel(), minlength=n)
+    if times.max() > 1:
+        raise ValueError(f"stage {number}: coordinate {times.argmax()} is paired twice")
+    unpaired = np.flatnonzero(times == 0)
+    if len(pairs) != n // 2:
+        raise ValueError(
+            f"stage {number}: {len(pairs)} pairs, but width {n} takes {n // 2}; coordinate {unpaired[0]} is unpaired"
+        )
+    return np.concatenate([pairs.T.ravel(), unpaired]).astype(np.int32)
