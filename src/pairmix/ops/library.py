@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,13 +125,14 @@ class _TwiceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
+        reference_backward: Callable[..., Gradients] = partial(reference.backward, needs=ctx.needs)
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
 
         def gradients(*differentiated: Tensor) -> Gradients:
             inputs = list(tensors)
             for i, tensor in zip(wanted, differentiated, strict=True):
                 inputs[i] = tensor
-            return reference.backward(*inputs, needs=ctx.needs)
+            return reference_backward(*inputs)
 
         vjp = torch.func.vjp(gradients, *(tensors[i] for i in wanted))[1]
         result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
@@ -177,5 +179,4 @@ def _batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) ->
 @torch.library.register_vmap("pairmix::spm_backward", lib=_library)
 def _batched_backward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Gradients, tuple[int, ...]]:
     *inputs, needs, _ = arguments
-    gradients = torch.vmap(lambda *inputs: reference.backward(*inputs, needs=needs), in_dims[:-2])(*inputs)
-    return gradients, (0,) * 6
+    return torch.vmap(partial(reference.backward, needs=needs), in_dims[:-2])(*inputs), (0,) * 6

@@ -93,7 +93,8 @@ def fold(z: Tensor, m: int) -> Tensor:
     """`[..., m]` whose coordinate o is the sum of all z[i] with i mod m == o. Its transpose is `tile`."""
     if z.shape[-1] == m:
         return z
-    return F.pad(z, (0, -z.shape[-1] % m)).reshape(*z.shape[:-1], -1, m).sum(-2)
+    copies = -(-z.shape[-1] // m)
+    return F.pad(z, (0, copies * m - z.shape[-1])).reshape(*z.shape[:-1], copies, m).sum(-2)
 
 
 class _Stages:

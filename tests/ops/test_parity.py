@@ -1,0 +1,189 @@
+"""Every implementation equals the definition: the output and all gradients."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from pairmix import Schedule, ops
+from pairmix.functional import spm
+
+BLOCKS = ["general", "rotation"]
+WIDTHS = [1, 2, 3, 5, 7, 8, 12, 31, 64, 97, 100, 255, 256, 1000]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+SCHEDULES = {
+    "butterfly": Schedule.butterfly,
+    "brick": Schedule.brick,
+    "random": Schedule.random,
+    "from_pairs": lambda n, stages: Schedule.from_pairs(
+        n, Schedule.random(n, stages, seed=7).pairs.transpose(0, 2, 1)[..., ::-1]
+    ),
+}
+RECTANGLES = [(1, 8), (8, 1), (1, 7), (7, 1), (3, 7), (7, 3), (4, 12), (12, 4), (5, 64), (64, 5), (97, 100), (100, 97)]
+
+
+@pytest.fixture(params=list(ops.IMPLS))
+def impl(request):
+    reason = ops.IMPLS[request.param].why_not(torch.device("cpu"))
+    if reason is not None:
+        pytest.skip(reason)
+    return request.param
+
+
+def check(arguments, impl):
+    """Compare the output and every gradient with the oracle."""
+    y = spm(
+        arguments.x,
+        arguments.blocks,
+        arguments.schedule,
+        d_in=arguments.d_in,
+        d_out=arguments.d_out,
+        bias=arguments.bias,
+        residual_scale=arguments.residual_scale,
+        out_features=arguments.out_features,
+        impl=impl,
+    )
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    answers = oracle.answers(arguments, grad)
+    operations = 4 * arguments.schedule.stages + y.shape[:-1].numel() + 4
+    for name, actual in {"output": y.detach(), **oracle.gradients(y, arguments, grad)}.items():
+        assert actual.dtype == (arguments.x.dtype if name == "output" else getattr(arguments, name).dtype)
+        oracle.assert_matches(actual, answers[name], operations, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("n", WIDTHS)
+def test_square(n, kind, block, dtype, impl):
+    log = (n - 1).bit_length()
+    for stages, residual in product(sorted({0, 1, 3, log, 2 * log}), ["scale", "pass"] if n % 2 else ["pass"]):
+        schedule = SCHEDULES[kind](n, stages)
+        check(oracle.random_arguments(schedule, block, dtype=dtype, residual=residual, leading=(3,)), impl)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(("in_features", "out_features"), RECTANGLES)
+def test_rectangular(in_features, out_features, block, dtype, impl):
+    for kind, residual in product(SCHEDULES, ["scale", "pass"]):
+        schedule = SCHEDULES[kind](max(in_features, out_features), 4)
+        arguments = oracle.random_arguments(
+            schedule, block, in_features=in_features, out_features=out_features, dtype=dtype, residual=residual
+        )
+        check(arguments, impl)
+
+
+@pytest.mark.parametrize("in_features", [1, 3, 10])
+@pytest.mark.parametrize("out_features", [1, 4, 10])
+def test_wider_than_both_ends(in_features, out_features, impl):
+    arguments = oracle.random_arguments(Schedule.butterfly(10), in_features=in_features, out_features=out_features)
+    check(arguments, impl)
+
+
+@pytest.mark.parametrize("leading", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3), (1, 2, 1, 2)], ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_leading_dimensions(leading, block, impl):
+    check(oracle.random_arguments(Schedule.butterfly(7), block, leading=leading, in_features=5), impl)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_memory_layouts_of_x(block, dtype, impl):
+    arguments = oracle.random_arguments(Schedule.butterfly(12), block, leading=(4, 6), dtype=dtype)
+    values = arguments.x.detach()
+    padded = torch.full((8, 6, 30), torch.nan, dtype=dtype)
+    padded[::2, :, 1:25:2] = values
+    layouts = {
+        "transposed": values.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+        "strided": padded[::2, :, 1:25:2],
+        "batch transposed": values.transpose(0, 1).contiguous().transpose(0, 1),
+        "expanded": values[:1].expand(4, 6, 12),
+    }
+    for layout in layouts.values():
+        assert not layout.is_contiguous()
+        arguments.x = layout.requires_grad_() if layout.is_leaf else layout.detach().requires_grad_()
+        check(arguments, impl)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_gradient_that_is_expanded_or_strided(block, impl):
+    arguments = oracle.random_arguments(Schedule.butterfly(6), block)
+    y = spm(arguments.x, arguments.blocks, arguments.schedule, impl=impl)
+    inputs = [arguments.x, arguments.blocks]
+    for grad in (torch.ones(1, 1, dtype=torch.float64).expand(5, 6), torch.ones(6, 10, dtype=torch.float64)[:, ::2].T):
+        expected = torch.autograd.grad(y, inputs, grad.contiguous(), retain_graph=True)
+        actual = torch.autograd.grad(y, inputs, grad, retain_graph=True)
+        torch.testing.assert_close(actual, expected)
+
+
+def test_without_optional_arguments(impl):
+    arguments = oracle.random_arguments(Schedule.butterfly(9), residual="pass")
+    arguments.d_in = arguments.d_out = arguments.bias = None
+    check(arguments, impl)
+
+
+def test_the_output_is_never_the_input_itself(impl):
+    x = torch.randn(2, 4)
+    y = spm(x, torch.empty(0, 2), Schedule.butterfly(4, 0), impl=impl)
+    assert y.equal(x)
+    assert y.data_ptr() != x.data_ptr()
+
+
+@st.composite
+def layers(draw):
+    n = draw(st.integers(1, 24))
+    stages = draw(st.integers(0, 5))
+    matchings = [draw(st.permutations(range(n))) for _ in range(stages)]
+    pairs = [[(order[2 * p], order[2 * p + 1]) for p in range(n // 2)] for order in matchings]
+    return oracle.random_arguments(
+        Schedule.from_pairs(n, pairs),
+        draw(st.sampled_from(BLOCKS)),
+        in_features=draw(st.integers(1, n)),
+        out_features=draw(st.integers(1, n)),
+        leading=tuple(draw(st.lists(st.integers(0, 3), max_size=2))),
+        dtype=draw(st.sampled_from(DTYPES)),
+        residual=draw(st.sampled_from(["scale", "pass"])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(layers())
+def test_random_matchings(arguments):
+    for name, candidate in ops.IMPLS.items():
+        if candidate.why_not(torch.device("cpu")) is None:
+            check(arguments, name)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_definition_multiplied_out(block, impl):
+    arguments = oracle.random_arguments(Schedule.random(31, 6), block, in_features=12, out_features=31)
+    arguments.bias = None
+    unit_vectors = torch.eye(12, dtype=torch.float64)
+    a = arguments
+    rows = spm(
+        unit_vectors, a.blocks, a.schedule, d_in=a.d_in, d_out=a.d_out, residual_scale=a.residual_scale, impl=impl
+    )
+    torch.testing.assert_close(rows.T, oracle.dense(arguments))
+
+
+def test_rotations_preserve_the_norm(impl):
+    x = torch.randn(16, 4096)
+    angles = torch.randn(48, 2048)
+    y = spm(x, angles, Schedule.butterfly(4096, 48), impl=impl)
+    ratio = y.double().norm(dim=1) / x.double().norm(dim=1)
+    assert (ratio - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("n", [64, 97, 200])
+def test_the_operator_norm_of_rotations_is_one(n, impl):
+    angles = torch.randn(20, n // 2, dtype=torch.float64)
+    matrix = spm(torch.eye(n, dtype=torch.float64), angles, Schedule.random(n, 20), impl=impl)
+    singular_values = torch.linalg.svdvals(matrix)
+    torch.testing.assert_close(singular_values, torch.ones(n, dtype=torch.float64))
