@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any
 
 import torch
@@ -16,7 +15,7 @@ from rich.table import Table
 from pairmix import functional, ops, results
 from pairmix.bench import init as bench_init
 from pairmix.experiments import demo as demo_experiment
-from pairmix.report import plots
+from pairmix.report import plots, tables
 
 app = typer.Typer(help="Stagewise Pairwise Mixers for PyTorch.", no_args_is_help=True, add_completion=False)
 bench = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
@@ -61,10 +60,7 @@ def demo(
     with _progress(TextColumn("loss {task.fields[loss]:.3f}")) as progress:
         bars = {name: progress.add_task(name, total=steps, loss=float("nan")) for name in demo_experiment.LAYERS}
         rows = demo_experiment.run(config, lambda name, loss: progress.update(bars[name], advance=1, loss=loss))
-    table = Table("layer", "test accuracy", "parameters", "ms per step")
-    for row in rows:
-        table.add_row(row["layer"], f"{row['accuracy']:.1%}", f"{row['parameters']:,}", f"{row['ms_per_step']:.2f}")
-    console.print(table)
+    _print(tables.students(rows))
     _save(out / "demo", "pairmix demo", asdict(config), rows, plots.students)
 
 
@@ -76,14 +72,7 @@ def bench_init_command(
     config = bench_init.Config(width=width, steps=steps)
     with _progress() as progress:
         rows = list(progress.track(bench_init.run(config), total=config.runs, description="training"))
-    table = Table("init", *(f"{block}, teacher {std}" for std in config.teacher_angle_stds for block in config.blocks))
-    for name in config.inits:
-        cells = [
-            mean(row["accuracy"] for row in rows if (row["init"], row["teacher_angle_std"], row["block"]) == key)
-            for key in ((name, std, block) for std in config.teacher_angle_stds for block in config.blocks)
-        ]
-        table.add_row(name, *(f"{cell:.3f}" for cell in cells))
-    console.print(table)
+    _print(tables.initialisations(rows))
     _save(out / "init", "pairmix bench init", asdict(config), rows, plots.initialisations)
 
 
@@ -92,6 +81,14 @@ def _progress(*columns: Any) -> Progress:
         TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *columns,
         console=console,
     )  # fmt: skip
+
+
+def _print(table: tables.Table) -> None:
+    header, *lines = table
+    printed = Table(*header)
+    for line in lines:
+        printed.add_row(*line)
+    console.print(printed)
 
 
 def _save(base: Path, command: str, config: dict[str, Any], rows: list[dict[str, Any]], plot: Any) -> None:

@@ -60,8 +60,8 @@ def spm(
     Example:
         >>> quarter_turns = torch.full((1, 2), torch.pi / 2)
         >>> schedule = Schedule.from_pairs(4, [[(0, 1), (2, 3)]])
-        >>> spm(torch.tensor([1.0, 0.0, 2.0, 0.0]), quarter_turns, schedule).round()
-        tensor([-0.,  1., -0.,  2.])
+        >>> spm(torch.tensor([1.0, 2.0, 3.0, 4.0]), quarter_turns, schedule)
+        tensor([-2.0000,  1.0000, -4.0000,  3.0000])
     """
     n, stages = schedule.n, schedule.stages
     if out_features is None:
@@ -70,7 +70,7 @@ def spm(
         raise ValueError(f"out_features must be in 1..{n}, the width of the schedule, got {out_features}")
     if x.dim() == 0 or not 1 <= x.shape[-1] <= n:
         raise ValueError(f"x must have a last dimension of 1..{n}, the width of the schedule, got {tuple(x.shape)}")
-    if blocks.shape not in ((stages, n // 2), (stages, 4, n // 2)):
+    if blocks.shape != (stages, n // 2) and blocks.shape != (stages, 4, n // 2):
         raise ValueError(
             f"blocks must be angles of shape {(stages, n // 2)} or coefficients of shape {(stages, 4, n // 2)} "
             f"for {schedule}, got {tuple(blocks.shape)}"

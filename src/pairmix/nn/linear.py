@@ -62,8 +62,8 @@ class SPMLinear(nn.Module):
         >>> layer(torch.randn(32, 1000)).shape
         torch.Size([32, 1000])
         >>> layer
-        SPMLinear(in_features=1000, out_features=1000, bias=True, width=1000, stages=10, block=general, \
-schedule=butterfly, parameters=23,000 (dense 1,001,000))
+        SPMLinear(in_features=1000, out_features=1000, bias=True, width=1000, stages=10, block=general,
+            schedule=butterfly, parameters=23,000 (dense 1,001,000))
     """
 
     bias: nn.Parameter | None

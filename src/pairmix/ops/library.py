@@ -1,13 +1,13 @@
 """The operator as torch sees it: schemas, shapes, derivatives, batching.
 
 `pairmix::spm` is differentiated by `pairmix::spm_backward`, the closed form of the paper, and saves its inputs and
-nothing else. Whatever goes beyond the first derivatives of one batch (second derivatives, forward mode, `vmap` over
-parameters) runs through the reference, whose torch operations know all this.
+nothing else. Second derivatives, forward mode and the derivatives of `torch.func` run through the reference, whose
+torch operations know all this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -172,11 +172,20 @@ _register_autograd(spm_backward, _TwiceDifferentiable, reference.backward)
 def _batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
     if all(dim is None for dim in in_dims[1:]):
         return spm(x.movedim(in_dims[0], 0), *arguments), 0
-    *inputs, _ = arguments
-    return torch.vmap(reference.forward, in_dims[:-1])(x, *inputs), 0
+    return torch.stack(list(_one_by_one(spm, info, in_dims, (x, *arguments)))), 0
 
 
 @torch.library.register_vmap("pairmix::spm_backward", lib=_library)
-def _batched_backward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Gradients, tuple[int, ...]]:
-    *inputs, needs, _ = arguments
-    return torch.vmap(partial(reference.backward, needs=needs), in_dims[:-2])(*inputs), (0,) * 6
+def _batched_backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], int]:
+    samples = _one_by_one(spm_backward, info, in_dims, arguments)
+    return tuple(torch.stack(gradients) for gradients in zip(*samples, strict=True)), 0
+
+
+def _one_by_one(op: Any, info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Iterator[Any]:
+    for sample in range(info.batch_size):
+        yield op(
+            *(
+                argument if dim is None else argument.select(dim, sample)
+                for argument, dim in zip(arguments, in_dims, strict=True)
+            )
+        )

@@ -1,0 +1,288 @@
+"""How the operator behaves under everything that torch does with operators."""
+
+from __future__ import annotations
+
+import io
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import oracle
+from pairmix import Schedule, SPMLinear, functional, ops
+from pairmix.ops import library, reference
+
+BLOCKS = ["general", "rotation"]
+
+
+def call(arguments, *tensors):
+    """The operator as a function of its differentiable arguments, in their order."""
+    return library.spm(*tensors[:2], arguments.schedule.order, *tensors[2:], arguments.out_features, "reference")
+
+
+def double_arguments(block, n=5, **kwargs):
+    return oracle.random_arguments(Schedule.butterfly(n, 3), block, leading=(2,), **kwargs)
+
+
+@pytest.fixture(params=BLOCKS)
+def arguments(request):
+    return double_arguments(request.param, in_features=3)
+
+
+def test_gradcheck(arguments):
+    inputs = tuple(arguments.tensors.values())
+    f = partial(call, arguments)
+    assert torch.autograd.gradcheck(f, inputs, check_forward_ad=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_gradgradcheck(block, n):
+    arguments = double_arguments(block, n)
+    inputs = tuple(arguments.tensors.values()) if n % 2 else (*arguments.tensors.values(), None)
+    assert torch.autograd.gradgradcheck(partial(call, arguments), inputs, check_fwd_over_rev=True)
+
+
+def test_third_derivatives(arguments):
+    def third(f):
+        value = f(*arguments.tensors.values()).sin().sum()
+        for _ in range(3):
+            value = torch.autograd.grad(value, arguments.blocks, create_graph=True)[0].sin().sum()
+        return value
+
+    plain = reference.forward
+    expected = third(lambda x, b, *rest: plain(x, b, arguments.schedule.order, *rest, arguments.out_features))
+    torch.testing.assert_close(third(partial(call, arguments)), expected)
+
+
+def test_opcheck(arguments):
+    t = arguments.tensors
+    order = arguments.schedule.order
+    inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, "reference")
+    torch.library.opcheck(library.spm, inputs)
+    grad = torch.randn(2, arguments.out_features, dtype=torch.float64, requires_grad=True)
+    for needs in ([True] * 6, [True, *[False] * 5], [False] * 6):
+        differentiated = (t["x"], t["blocks"], order, t["d_in"], t["d_out"], t["residual_scale"])
+        torch.library.opcheck(library.spm_backward, (grad, *differentiated, needs, "reference"))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_only_x_and_the_parameters_are_saved(block, requires_grad):
+    layer = SPMLinear(65, 65, block=block)
+    x = torch.randn(32, 65, requires_grad=requires_grad)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        layer(x)
+    known = {t.data_ptr() for t in (x, layer.schedule.order, *layer.parameters())}
+    assert x.data_ptr() in {t.data_ptr() for t in saved}
+    assert {t.data_ptr() for t in saved} <= known
+    assert sum(t.numel() for t in saved) <= x.numel() + layer.schedule.order.numel() + sum(
+        p.numel() for p in layer.parameters()
+    )
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    """An implementation that notes which gradients it is asked for."""
+    asked = []
+
+    def backward(*inputs):
+        asked.append(inputs[-1])
+        return reference.backward(*inputs)
+
+    monkeypatch.setitem(ops.IMPLS, "spy", ops.Impl(reference.forward, backward, lambda device: None))
+    return asked
+
+
+@pytest.mark.parametrize(
+    "wanted", [["x"], ["blocks"], ["d_in"], ["d_out"], ["bias"], ["residual_scale"], ["x", "bias"], ["blocks", "d_in"]]
+)
+def test_gradients_that_nobody_asked_for_are_skipped(wanted, arguments, spy, monkeypatch):
+    order = ["x", "blocks", "d_in", "d_out", "bias", "residual_scale"]
+    everything = oracle.gradients(
+        call(arguments, *arguments.tensors.values()), arguments, torch.tensor(1.0).expand(2, 5)
+    )
+    tensors = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in arguments.tensors.items()}
+    x, blocks, *rest = tensors.values()
+    y = library.spm(x, blocks, arguments.schedule.order, *rest, arguments.out_features, "spy")
+    if not {"blocks", "residual_scale", "d_out"} & set(wanted):
+        # these gradients do not depend on the stages' inputs, so the stages need not run again
+        monkeypatch.setattr(reference._Stages, "run", None)
+    y.sum().backward()
+    assert list(spy[0]) == [name in wanted for name in order]
+    for name, tensor in tensors.items():
+        if name in wanted:
+            torch.testing.assert_close(tensor.grad, everything[name])
+        else:
+            assert tensor.grad is None
+
+
+def test_backward_holds_few_of_the_stages_inputs(monkeypatch):
+    """They are computed again on the way back; a logarithmic number of them is alive at a time, not all."""
+    stages, n = 64, 8
+    alive, most = [], 0
+    run = reference._Stages.run
+
+    def watched_run(self, z, start, stop):
+        nonlocal most
+        z = run(self, z, start, stop)
+        alive.append(weakref.ref(z))
+        most = max(most, sum(reference() is not None for reference in alive))
+        return z
+
+    monkeypatch.setattr(reference._Stages, "run", watched_run)
+    order = Schedule.butterfly(n, stages).order
+    x, grad, blocks = torch.randn(3, n), torch.randn(3, n), torch.randn(stages, 4, n // 2)
+    reference.backward(grad, x, blocks, order, None, None, None, [True] * 5 + [False])
+    assert len(alive) >= stages - 1
+    assert most <= 7  # log2(stages), and z_L
+
+
+TRANSFORMS = {
+    "grad": torch.func.grad,
+    "jacfwd": torch.func.jacfwd,
+    "hessian": torch.func.hessian,
+    "jacrev(jacrev)": lambda f: torch.func.jacrev(torch.func.jacrev(f)),
+    "jacrev(jacfwd)": lambda f: torch.func.jacrev(torch.func.jacfwd(f)),
+    "vmap over x": lambda f: torch.vmap(f, (None, 0)),
+    "vmap over a later dimension of x": lambda f: torch.vmap(f, (None, 1)),
+    "vmap over parameters": lambda f: lambda b, x: torch.vmap(f, (0, None))(torch.stack([b, 2 * b, -b]), x),
+    "gradients of each sample": lambda f: torch.vmap(torch.func.grad(f), (None, 0)),
+    "ensemble": lambda f: lambda b, x: torch.vmap(torch.func.grad(f), (0, None))(torch.stack([b, 2 * b]), x),
+    "jvp": lambda f: lambda b, x: torch.func.jvp(f, (b, x), (b.cos(), x.sin())),
+    "vjp": lambda f: lambda b, x: torch.func.vjp(f, b, x)[1](torch.tensor(2.0, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_function_transforms(transform, arguments):
+    x, blocks, *rest = (tensor.detach() for tensor in arguments.tensors.values())
+    order, out = arguments.schedule.order, arguments.out_features
+
+    def loss(blocks, x):
+        return library.spm(x, blocks, order, *rest, out, "reference").sin().sum()
+
+    def expected_loss(blocks, x):
+        return reference.forward(x, blocks, order, *rest, out).sin().sum()
+
+    torch.testing.assert_close(transform(loss)(blocks, x), transform(expected_loss)(blocks, x))
+
+
+def test_vmap_reaches_the_batch_of_parameters_that_need_gradients():
+    layer = SPMLinear(6, 6, dtype=torch.float64)
+    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    expected = torch.autograd.grad(layer(x).sin().sum(), layer.coeffs)
+    actual = torch.autograd.grad(torch.vmap(layer)(x).sin().sum(), layer.coeffs)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_batched_gradients():
+    layer = SPMLinear(5, 5, dtype=torch.float64)
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    y = layer(x)
+    grads = torch.randn(4, 3, 5, dtype=torch.float64)
+    batched = torch.autograd.grad(y, inputs, grads, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(y, inputs, grad, retain_graph=True) for grad in grads]
+    torch.testing.assert_close(batched, tuple(map(torch.stack, zip(*one_by_one, strict=True))))
+
+
+def test_forward_mode_of_a_layer():
+    layer = SPMLinear(6, 6, dtype=torch.float64)
+    x, tangent = torch.randn(2, 4, 6, dtype=torch.float64)
+    _, actual = torch.func.jvp(layer, (x,), (tangent,))
+    torch.testing.assert_close(actual, tangent @ layer.to_dense().T)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("n", [7, 16])
+def test_compile(block, n):
+    layer = SPMLinear(n, n, block=block)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for batch in (3, 5):
+        x = torch.randn(batch, n, requires_grad=True)
+        y, expected = compiled(x), layer(x)
+        torch.testing.assert_close(y, expected)
+        inputs = [x, *layer.parameters()]
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sin().sum(), inputs), torch.autograd.grad(expected.sin().sum(), inputs)
+        )
+
+
+def test_compile_a_model_with_autocast():
+    model = nn.Sequential(SPMLinear(12, 24), nn.ReLU(), SPMLinear(24, 6))
+    x = torch.randn(4, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict):
+    layer = SPMLinear(9, 5)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(layer, (torch.randn(4, 9),), dynamic_shapes=({0: batch},), strict=strict)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    x = torch.randn(7, 9)
+    torch.testing.assert_close(torch.export.load(file).module()(x), layer(x))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_autocast(block):
+    layer = SPMLinear(33, 20, block=block)
+    x = torch.randn(8, 33, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    y.float().square().sum().backward()
+    assert x.grad.dtype == torch.float32
+    assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
+    # the parameters stay float32: only x and y are rounded
+    expected = layer(x.detach().bfloat16().float())
+    torch.testing.assert_close(y.float(), expected, atol=1e-2, rtol=torch.finfo(torch.bfloat16).eps)
+
+
+def test_autocast_leaves_double_alone():
+    layer = SPMLinear(4, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(2, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_autocast_accepts_a_layer_of_its_own_dtype():
+    layer = SPMLinear(4, 4, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(2, 4)).dtype == torch.bfloat16
+
+
+def test_inference_mode():
+    layer = SPMLinear(6, 6)
+    x = torch.randn(2, 6)
+    with torch.inference_mode():
+        y = layer(x)
+    torch.testing.assert_close(y, layer(x).detach())
+
+
+def test_meta_tensors():
+    x = torch.empty(3, 5, 6, device="meta")
+    y = functional.spm(x, torch.empty(2, 4, 4, device="meta"), Schedule.butterfly(8, 2), out_features=7)
+    assert y.device.type == "meta"
+    assert y.shape == (3, 5, 7)
+
+
+def test_checkpointing_and_hooks():
+    layer = SPMLinear(6, 6)
+    x = torch.randn(3, 6, requires_grad=True)
+    layer(x).sin().sum().backward()
+    expected = x.grad.clone()
+    x.grad = None
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sin().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+    with torch.autograd.graph.save_on_cpu():
+        y = layer(x)
+    x.grad = None
+    y.sin().sum().backward()
+    torch.testing.assert_close(x.grad, expected)

@@ -1,0 +1,85 @@
+"""Who may import whom: only along the arrows."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pairmix
+
+PACKAGE = Path(pairmix.__file__).parent
+
+# cli -> experiments, bench, report -> nn -> functional -> ops -> schedule
+MAY_IMPORT = {
+    "schedule": set(),
+    "ops": {"schedule"},
+    "functional": {"ops", "schedule"},
+    "nn": {"functional", "schedule"},
+    "results": {""},  # only the version
+    "experiments": {"nn", "functional", "schedule"},
+    "report": {"results"},
+    "bench": {"experiments", "nn", "functional", "schedule", "results"},
+    "cli": {"experiments", "bench", "report", "results", "nn", "functional", "ops", "schedule"},
+    "__main__": {"cli"},
+    "": {"nn", "functional", "schedule"},
+}
+IMPLEMENTATIONS = {"reference"}
+
+
+def module_name(path):
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+def imported(path):
+    """The modules of pairmix that a file imports, without the leading package: "ops.reference", "" for pairmix."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package == "pairmix":
+                is_module = (PACKAGE / rest.replace(".", "/")).with_suffix(".py").exists()
+                is_package = (PACKAGE / rest.replace(".", "/")).is_dir()
+                yield rest if is_module or is_package else rest.rpartition(".")[0]
+
+
+def part(module):
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=module_name)
+def test_imports_follow_the_arrows(path):
+    own = module_name(path)
+    for module in imported(path):
+        if part(module) != part(own):
+            assert part(module) in MAY_IMPORT[part(own)], f"{own} imports {module}"
+
+
+def test_implementations_do_not_import_each_other():
+    for name in IMPLEMENTATIONS:
+        others = {f"ops.{other}" for other in IMPLEMENTATIONS - {name}} | {"ops.library"}
+        assert not others & set(imported(PACKAGE / "ops" / f"{name}.py"))
+
+
+def test_the_public_names():
+    assert set(pairmix.__all__) == {"SPMLinear", "Schedule", "functional", "nn"}
+    assert all(hasattr(pairmix, name) for name in pairmix.__all__)
+
+
+def test_the_library_does_not_need_its_extras():
+    """Only the command may import what comes with an extra."""
+    extras = {"typer", "rich", "matplotlib"}
+    allowed = {"cli", "report.plots"}
+    for path in PACKAGE.rglob("*.py"):
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        if {name.partition(".")[0] for name in names} & extras:
+            assert module_name(path) in allowed

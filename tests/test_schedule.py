@@ -1,0 +1,231 @@
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairmix import Schedule
+
+BIG = [1000, 1023, 1025, 4095, 4097]
+
+
+def is_matching(schedule):
+    """Every stage holds floor(n/2) pairs, and with the residual every coordinate once."""
+    assert schedule.pairs.shape == (schedule.stages, 2, schedule.n // 2)
+    assert schedule.residual.shape == (schedule.stages,)
+    for pairs, residual in zip(schedule.pairs, schedule.residual, strict=True):
+        coordinates = [*pairs.ravel(), *([residual] if schedule.n % 2 else [])]
+        if sorted(coordinates) != list(range(schedule.n)):
+            return False
+    return schedule.n % 2 == 1 or (schedule.residual == -1).all()
+
+
+def log2_ceil(n):
+    return int(np.ceil(np.log2(n)))
+
+
+@pytest.mark.parametrize("n", [*range(2, 301), *BIG])
+def test_butterfly_reaches_everything_in_the_fewest_stages(n):
+    schedule = Schedule.butterfly(n)
+    assert schedule.stages == log2_ceil(n) + n % 2
+    assert is_matching(schedule)
+    assert schedule.reach().all()
+    # Fewer cannot do: reach doubles at most, and the coordinate left over at the first stage loses one doubling.
+    assert not Schedule.butterfly(n, schedule.stages - 1).reach().all()
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_butterfly_of_a_power_of_two_is_strided(k):
+    n = 2**k
+    for stage, (first, second) in enumerate(Schedule.butterfly(n).pairs):
+        assert (second - first == 2**stage).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_butterfly_starts_over(n):
+    depth = Schedule.butterfly(n).stages - n % 2
+    if depth > 0:
+        long = Schedule.butterfly(n, 3 * depth)
+        assert (long.pairs[:depth] == long.pairs[depth : 2 * depth]).all()
+        assert (long.pairs[:depth] == long.pairs[2 * depth :]).all()
+
+
+def test_butterfly_meets_in_whole_blocks():
+    """Widths with a large power of two in them pair contiguous runs, which vectorised kernels count on."""
+    for first, second in Schedule.butterfly(768).pairs[3:]:
+        assert (first.reshape(-1, 8) == first[::8, None] + np.arange(8)).all()
+        assert (second.reshape(-1, 8) == second[::8, None] + np.arange(8)).all()
+        assert (first[::8] % 8 == 0).all()
+        assert (second[::8] % 8 == 0).all()
+
+
+@pytest.mark.parametrize("n", range(1, 40))
+def test_brick_pairs_neighbours_and_takes_the_fewest_stages(n):
+    schedule = Schedule.brick(n)
+    assert is_matching(schedule)
+    distance = (schedule.pairs[:, 1] - schedule.pairs[:, 0]) % n
+    assert np.isin(distance, [1, n - 1]).all()
+    assert schedule.reach().all()
+    assert schedule.stages == 0 or not Schedule.brick(n, schedule.stages - 1).reach().all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 33, 1030, 1500])
+def test_random_takes_the_fewest_stages(n):
+    schedule = Schedule.random(n, seed=4)
+    assert is_matching(schedule)
+    assert schedule.reach().all()
+    assert schedule.stages == 0 or not Schedule.random(n, schedule.stages - 1, seed=4).reach().all()
+
+
+def test_random_is_the_same_everywhere():
+    # Written down once: a change of these numbers would make old checkpoints unreadable.
+    assert Schedule.random(6, 2, seed=1).pairs.tolist() == [[[2, 4, 5], [0, 3, 1]], [[3, 1, 5], [2, 4, 0]]]
+    assert Schedule.random(6, 2, seed=1) == Schedule.random(6, 2, seed=1)
+    assert Schedule.random(6, 2, seed=1) != Schedule.random(6, 2, seed=2)
+    assert (Schedule.random(6, 5, seed=1).pairs[:2] == Schedule.random(6, 2, seed=1).pairs).all()
+
+
+def test_reach_tells_output_from_input():
+    schedule = Schedule.from_pairs(3, [[(0, 1)], [(1, 2)]])
+    expected = [[True, True, False], [True, True, True], [True, True, True]]
+    assert schedule.reach().tolist() == expected
+
+
+def test_no_stages_reach_only_themselves():
+    assert (Schedule.butterfly(5, 0).reach() == np.eye(5, dtype=bool)).all()
+
+
+def test_pairs_residual_and_order_agree():
+    schedule = Schedule.random(7, 3)
+    half = 3
+    order = schedule.order.numpy()
+    assert (order[:, :half] == schedule.pairs[:, 0]).all()
+    assert (order[:, half : 2 * half] == schedule.pairs[:, 1]).all()
+    assert (order[:, -1] == schedule.residual).all()
+    assert schedule.pairs.dtype == schedule.residual.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("n", "pairs", "message"),
+    [
+        (4, [[(0, 1), (2, 3)], [(0, 1), (1, 2)]], "stage 1: coordinate 1 is paired twice"),
+        (4, [[(2, 2), (0, 1)]], "stage 0: coordinate 2 is paired twice"),
+        (4, [[(0, 1), (2, 4)]], r"stage 0: coordinate 4 is not in 0\.\.3"),
+        (4, [[(0, 1), (2, -1)]], r"stage 0: coordinate -1 is not in 0\.\.3"),
+        (4, [[(0, 1)]], "stage 0: 1 pairs, but width 4 takes 2; coordinate 2 is unpaired"),
+        (4, [[]], "stage 0: 0 pairs, but width 4 takes 2"),
+        (5, [[(0, 1)]], "stage 0: 1 pairs, but width 5 takes 2"),
+        (4, [[(0, 1), (2, 3, 1)]], "stage 0: expected a list of pairs"),
+        (4, [[(0, 1, 2)]], "stage 0: expected pairs of two integers"),
+        (4, [[(0, 1), (2, 2.5)]], "stage 0: expected pairs of two integers, got float64"),
+        (4, [(0, 1), (2, 3)], r"stage 0: expected a list of pairs of coordinates, got \(0, 1\)"),
+        (0, [], "n must be an integer of at least 1, got 0"),
+        (2.0, [], r"n must be an integer of at least 1, got 2\.0"),
+    ],
+)
+def test_a_pairing_that_is_no_matching(n, pairs, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule.from_pairs(n, pairs)
+
+
+@pytest.mark.parametrize("make", [Schedule.butterfly, Schedule.brick, Schedule.random])
+def test_bad_sizes(make):
+    for n in (0, -3, 2.5, True, "8"):
+        with pytest.raises(ValueError, match=f"n must be an integer of at least 1, got {n!r}"):
+            make(n)
+    for stages in (-1, 1.5, False):
+        with pytest.raises(ValueError, match=f"stages must be an integer of at least 0, got {stages!r}"):
+            make(8, stages)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None])
+def test_bad_seed(seed):
+    with pytest.raises(ValueError, match=f"seed must be an integer of at least 0, got {seed!r}"):
+        Schedule.random(8, 3, seed)
+
+
+EXAMPLES = [
+    Schedule.butterfly(12),
+    Schedule.brick(7, 3),
+    Schedule.random(9, 4, seed=3),
+    Schedule.from_pairs(3, [[(2, 0)], [(1, 2)]]),
+    Schedule.from_pairs(1, [[], []]),
+    Schedule.butterfly(5, 0),
+]
+
+
+@pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
+def test_round_trips(schedule):
+    for other in (
+        Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))),
+        pickle.loads(pickle.dumps(schedule)),
+        copy.deepcopy(schedule),
+    ):
+        assert other == schedule
+        assert hash(other) == hash(schedule)
+        assert (other.pairs == schedule.pairs).all()
+        assert (other.residual == schedule.residual).all()
+        assert repr(other) == repr(schedule)
+
+
+def test_equality_is_of_the_pairing():
+    butterfly = Schedule.butterfly(8)
+    same = Schedule.from_pairs(8, butterfly.pairs.transpose(0, 2, 1))
+    assert same == butterfly
+    assert len({same, butterfly, *EXAMPLES}) == 1 + len(EXAMPLES)
+    assert butterfly != Schedule.butterfly(8, 2)
+    assert butterfly != "butterfly"
+    assert Schedule.butterfly(4, 0) != Schedule.butterfly(5, 0)
+
+
+def test_a_changed_description_is_refused():
+    description = Schedule.random(8, 3).to_dict()
+    with pytest.raises(ValueError, match="digest"):
+        Schedule.from_dict({**description, "seed": 1})
+    with pytest.raises(ValueError, match="unknown kind of schedule: 'spiral'"):
+        Schedule.from_dict({**description, "kind": "spiral"})
+    with pytest.raises(ValueError, match="'digest' is missing"):
+        Schedule.from_dict({"kind": "butterfly", "n": 4, "stages": 2})
+
+
+def test_immutable():
+    schedule = Schedule.butterfly(6)
+    with pytest.raises(AttributeError):
+        schedule.n = 7
+    with pytest.raises(AttributeError):
+        schedule.kind = "other"
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.pairs[0, 0, 0] = 5
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.residual[0] = 5
+
+
+def test_layers_share_one_schedule():
+    assert Schedule.butterfly(48) is Schedule.butterfly(48)
+
+
+def test_the_mode_it_is_made_in_does_not_stick():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.inference_mode():
+        assert not Schedule.butterfly(1234).order.is_inference()
+    with torch.device("meta"):
+        assert Schedule.butterfly(1236).order.device.type == "cpu"
+    with FakeTensorMode():
+        assert type(Schedule.butterfly(1238).order) is torch.Tensor
+
+
+def test_large_widths():
+    for schedule in (Schedule.butterfly(65536), Schedule.brick(65536, 16), Schedule.random(65536, 16)):
+        assert len({schedule, pickle.loads(pickle.dumps(schedule))}) == 1
+    assert Schedule.from_pairs(65536, schedule.pairs.transpose(0, 2, 1)) == schedule
+
+
+@given(st.integers(1, 400), st.integers(0, 12))
+def test_every_stage_of_every_kind_is_a_matching(n, stages):
+    for schedule in (Schedule.butterfly(n, stages), Schedule.brick(n, stages), Schedule.random(n, stages, seed=n)):
+        assert is_matching(schedule)
