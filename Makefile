@@ -33,8 +33,10 @@ format: $(INSTALLED) ## Put the code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: $(INSTALLED) ## Measure again what stands in results/
+results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
+	$(BIN)/pairmix demo --out results
 	$(BIN)/pairmix bench init --out results
+	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind
 	rm -rf $(VENV) build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
