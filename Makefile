@@ -12,7 +12,7 @@ help: ## Show this list
 
 install: $(INSTALLED) ## Make .venv and install pairmix into it, with all its extras
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/pairmix/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"pairmix needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[experiments,dev]'

@@ -19,18 +19,19 @@ def test_doctor_says_what_is_in_use(monkeypatch):
     for expected in ("torch 2.", "threads 1", "instruction set", 'impl "reference" available'):
         assert expected in words
     assert 'impl "absent" not available: it was not compiled' in words
-    assert 'impl "auto" picks "reference" for CPU tensors' in words
+    assert 'impl "cpu" available, built for' in words
+    assert 'impl "auto" picks "cpu" for CPU tensors' in words
 
 
 def test_demo_compares_trains_and_saves(tmp_path):
-    result = run(cli.app, ["demo", "--out", str(tmp_path), "--steps", "120", "--width", "64"])
+    result = run(cli.app, ["demo", "--out", str(tmp_path), "--steps", "400", "--width", "64"])
     assert result.exit_code == 0, result.output
     saved = results.load(tmp_path / "demo.json")
     dense, spm = saved["rows"]
     assert (dense["layer"], spm["layer"]) == ("dense", "SPM")
     assert spm["accuracy"] > dense["accuracy"]
     assert spm["parameters"] < dense["parameters"] == 64 * 65
-    assert len(spm["losses"]) == 120
+    assert len(spm["losses"]) == 400
     assert spm["losses"][-1] < spm["losses"][0]
     assert f"{spm['accuracy']:.1%}" in result.output
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -11,8 +11,9 @@ PACKAGE = Path(pairmix.__file__).parent
 
 # cli -> experiments, bench, report -> nn -> functional -> ops -> schedule
 MAY_IMPORT = {
+    "_kernels": set(),
     "schedule": set(),
-    "ops": {"schedule"},
+    "ops": {"schedule", "_kernels"},
     "functional": {"ops", "schedule"},
     "nn": {"functional", "schedule"},
     "results": {""},  # only the version
@@ -23,7 +24,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "": {"nn", "functional", "schedule"},
 }
-IMPLEMENTATIONS = {"reference"}
+IMPLEMENTATIONS = {"reference", "cpu"}
 
 
 def module_name(path):
@@ -43,9 +44,9 @@ def imported(path):
         for name in names:
             package, _, rest = name.partition(".")
             if package == "pairmix":
-                is_module = (PACKAGE / rest.replace(".", "/")).with_suffix(".py").exists()
-                is_package = (PACKAGE / rest.replace(".", "/")).is_dir()
-                yield rest if is_module or is_package else rest.rpartition(".")[0]
+                path = PACKAGE / rest.replace(".", "/")
+                is_module = path.is_dir() or any(path.with_suffix(suffix).exists() for suffix in (".py", ".pyi"))
+                yield rest if is_module else rest.rpartition(".")[0]
 
 
 def part(module):

@@ -40,7 +40,9 @@ def doctor() -> None:
     table.add_section()
     for name, impl in ops.IMPLS.items():
         reason = impl.why_not(cpu)
-        table.add_row(f'impl "{name}"', "[green]available" if reason is None else f"[yellow]not available: {reason}")
+        build = f", built for {ops.cpu.instruction_set()}" if name == "cpu" and reason is None else ""
+        status = f"[green]available{build}" if reason is None else f"[yellow]not available: {reason}"
+        table.add_row(f'impl "{name}"', status)
     table.add_row('impl "auto"', f'picks "{functional.choose_impl("auto", cpu)}" for CPU tensors')
     console.print(table)
 

@@ -1,8 +1,10 @@
 from itertools import islice
 
+import pytest
 import torch
 from torch import nn
 
+from pairmix import SPMLinear
 from pairmix.experiments.teacher import Teacher, student
 from pairmix.experiments.training import accuracy, train
 
@@ -18,6 +20,15 @@ def test_batches_are_fresh_and_apart_from_the_test_set():
     teacher = Teacher(16)
     inputs = [x for x, _ in islice(teacher.batches(8), 3)] + [teacher.test_set(8)[0]]
     assert len({x.sum().item() for x in inputs}) == 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_student_of_the_same_seed_does_not_start_as_the_teacher(seed):
+    teacher = Teacher(64, angle_std=0.1, seed=seed)._rule()[0]
+    torch.manual_seed(seed)
+    layer = SPMLinear(64, 64)
+    both = torch.stack([teacher.coeffs[:, 2].flatten(), layer.coeffs[:, 2].flatten()])
+    assert both.corrcoef()[0, 1].abs() < 0.3
 
 
 def test_making_data_disturbs_no_random_state():

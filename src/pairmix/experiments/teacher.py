@@ -40,16 +40,20 @@ class Teacher:
 
     def _batches(self, size: int, stream: int) -> Iterator[Batch]:
         rule = self._rule()
-        generator = torch.Generator().manual_seed(3 * self.seed + stream)
+        generator = torch.Generator().manual_seed(self._seed(stream))
         while True:
             x = torch.randn(size, self.width, generator=generator)
             with torch.no_grad():
                 labels = rule(x).argmax(-1)
             yield x, labels
 
+    def _seed(self, stream: int) -> int:
+        # Far from the small seeds that students are started from: a student must not start as a copy of the rule.
+        return 1_000_003 * (self.seed + 1) + stream
+
     def _rule(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3 * self.seed)
+            torch.manual_seed(self._seed(stream=0))
             init = partial(near_identity_, std=self.angle_std)
             mixer = SPMLinear(self.width, self.width, bias=False, init=init)
             return nn.Sequential(mixer, nn.ReLU(), nn.Linear(self.width, self.classes, bias=False))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def near_identity_(angles: Tensor, std: float = 0.05) -> Tensor:
+def near_identity_(angles: Tensor, std: float = 0.02) -> Tensor:
     """Small random rotations: normal with this standard deviation, in radians."""
     return angles.normal_(0.0, std)
 

@@ -31,7 +31,7 @@ class Impl:
     """
 
     forward: Callable[..., Tensor]
-    backward: Callable[..., Gradients]
+    backward: Callable[..., tuple[Tensor, ...]]
     why_not: Callable[[torch.device], str | None]
 
 
@@ -58,13 +58,14 @@ def _compute(*arguments: Any) -> Tensor:
     return IMPLS[impl].forward(*inputs)
 
 
-def _compute_backward(*arguments: Any) -> Gradients:
+def _compute_backward(*arguments: Any) -> tuple[Tensor, ...]:
     *inputs, impl = arguments
     return IMPLS[impl].backward(*inputs)
 
 
-_library.impl("spm", _compute, "CompositeExplicitAutograd")
-_library.impl("spm_backward", _compute_backward, "CompositeExplicitAutograd")
+_KERNELS: dict[Any, Callable[..., Any]] = {spm: _compute, spm_backward: _compute_backward}
+for _op, _kernel in _KERNELS.items():
+    _library.impl(_op, _kernel, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("pairmix::spm", lib=_library)
@@ -142,8 +143,12 @@ class _TwiceDifferentiable(torch.autograd.Function):
 
 
 def _below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
+    keyset = keyset & torch._C._after_autograd_keyset
+    if keyset.highestPriorityTypeId() == torch._C.DispatchKey.CPU:
+        # Nothing is left between here and the kernel, so it can be called without another round through the dispatcher.
+        return _KERNELS[op](*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+        return op.redispatch(keyset, *arguments)
 
 
 def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: Callable[..., Any]) -> None:
@@ -151,7 +156,8 @@ def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: 
     # forward mode without a word.
     def kernel(keyset: Any, *arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        if torch._C._are_functorch_transforms_active() or any(map(_has_tangent, tensors)):
+        in_forward_mode = forward_ad._current_level >= 0 and any(map(_has_tangent, tensors))
+        if in_forward_mode or torch._C._are_functorch_transforms_active():
             return plain(*arguments[:-1])
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return function.apply(keyset, *arguments)

@@ -46,8 +46,8 @@ def initialisations(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             axes.plot([row["accuracy"] for row in chosen], heights, "o", alpha=0.7, label=block)
         axes.set(title=f"teacher with angles of std {teacher}", xlabel="test accuracy")
         axes.set_yticks(range(len(inits)), inits)
-        axes.invert_yaxis()
         axes.grid(axis="x", alpha=0.2)
+    panels[0, 0].invert_yaxis()  # shared, so once for all
     panels[0, 0].legend(frameon=False)
     _save(figure, path)
 
