@@ -104,8 +104,7 @@ def spm(
     if order.device != x.device:
         order = order.to(x.device)
     impl = choose_impl(impl, x.device)
-    y: Tensor = ops.spm(x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
-    return y
+    return ops.call(x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
 
 
 def choose_impl(impl: str, device: torch.device) -> str:

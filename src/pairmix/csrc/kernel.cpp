@@ -15,11 +15,12 @@
 namespace pairmix {
 namespace {
 
-// What a tile of the forward, a tile of the backward and a component may take of the caches.
-constexpr int64_t kForwardTileBytes = 256 << 10;
-constexpr int64_t kBackwardTileBytes = 192 << 10;
-constexpr int64_t kComponentBytes = 24 << 10;
-constexpr int32_t kDeepest = 32;  // vectors below each other; more would not make better use of the coefficients
+// What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
+// inputs of the component's stages. Half or twice as much changes little.
+constexpr int64_t kTileBytes = 256 << 10;
+constexpr int64_t kForwardComponentBytes = 16 << 10;
+constexpr int64_t kBackwardComponentBytes = 32 << 10;
+constexpr int32_t kDeepest = 16;  // vectors below each other; more would not make better use of the coefficients
 
 // Memory that a thread keeps from call to call.
 class Arena {
@@ -83,8 +84,8 @@ class Run {
   Run(const Call& call, bool backward)
       : call_(call),
         plan_(*call.plan),
-        depth_(choose_depth(call, backward)),
-        layout_(plan_.layout(Simd<T>::width, static_cast<int32_t>(kComponentBytes / (depth_ * kVectorBytes)), backward)),
+        depth_(choose_depth(call)),
+        layout_(plan_.layout(Simd<T>::width, budget(backward) / (depth_ * kVectorBytes), backward)),
         packer_(call, layout_),
         backward_(backward) {
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
@@ -99,7 +100,7 @@ class Run {
     Parts parts(arena().at_least(count.used()));
     lay_out(parts);
     place_units(layout_.units, depth_, offset_);
-    classify_stages();
+    make_steps();
     if (wants_rest_) packer_.template pack<kLanes>(coeffs_, call.threads);
   }
 
@@ -113,8 +114,8 @@ class Run {
         const Tile<T>& z = work.kept[0];
         work.depth = depth_of(count);
         read_tile<S, T, kLanes>(call_.x, start, count, call_.in_features, plan_.n(), layout_.units, z, work.buffer, nullptr);
-        for (const Group& group : layout_.groups)
-          for (const Component& component : group.components) group_forward(group, component, z, z, work);
+        for (size_t k = 0; k < layout_.groups.size(); ++k)
+          for (const Component& component : layout_.groups[k].components) group_forward(k, component, z, z, work);
         write_tile<S, T, kLanes>(z, plan_.n(), layout_.units, static_cast<const T*>(call_.parameters.bias), call_.y, start,
                                  count, call_.out_features, work.buffer);
       }
@@ -147,10 +148,14 @@ class Run {
   }
 
  private:
-  static int32_t choose_depth(const Call& call, bool backward) {
+  static int32_t budget(bool backward) {
+    return static_cast<int32_t>(backward ? kBackwardComponentBytes : kForwardComponentBytes);
+  }
+
+  static int32_t choose_depth(const Call& call) {
     constexpr int64_t together = Simd<T>::width / kLanes;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int64_t fits = (backward ? kBackwardTileBytes : kForwardTileBytes) / (units * kVectorBytes);
+    const int64_t fits = kTileBytes / (units * kVectorBytes);
     const int64_t per_thread = (call.rows + call.threads * together - 1) / (call.threads * together);
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (depth < kDeepest && 2 * depth <= std::max<int64_t>(fits, 4) && depth < per_thread) depth *= 2;
@@ -188,40 +193,43 @@ class Run {
     for (int32_t k = 0; k < component.units; ++k) units[k] = tile.unit(layout_.unit_list[component.units_begin + k]);
   }
 
-  // Everything about the stages that does not depend on the component.
-  struct StageKind {
+  // One stage of a group, or several that are computed as one: what does not depend on the component.
+  struct Step {
     Kind kind;
     int32_t stride;
-    int32_t in_group;             // stages before it in its group
-    int32_t whole_units_in_group;  // of which pair whole units
+    int32_t earlier;              // stages before it in its group
+    int32_t earlier_whole_units;  // of which pair whole units
   };
 
-  void classify_stages() {
+  void make_steps() {
     for (const Group& group : layout_.groups) {
+      std::vector<Step>& steps = steps_.emplace_back();
       int32_t whole_units = 0;
       for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
-        stages_.push_back({packer_.kind(l), layout_.stride[l], l - group.first_stage, whole_units});
-        whole_units += !layout_.stride[l];
+        const int32_t* stride = layout_.stride.data() + l;
+        const bool fused = kLanes >= 8 && l + 3 <= group.last_stage && stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
+        steps.push_back({fused ? Kind::inside_1_2_4 : packer_.kind(l), *stride, l - group.first_stage, whole_units});
+        whole_units += !*stride;
+        if (fused) l += 2;
       }
     }
   }
 
-  Stage<T> stage(const Component& component, int32_t l, const Workspace<T>& work, T* gradients) const {
-    const StageKind& kind = stages_[l];
-    const int64_t at = component.coeffs_begin + int64_t{2} * kLanes * component.units * kind.in_group;
-    const int32_t pairs = component.pairs_begin + kind.whole_units_in_group * (component.units / 2);
-    return {kind.kind,       kind.stride,  layout_.pairs.data() + pairs,          component.units,
+  Stage<T> stage(const Component& component, const Step& step, const Workspace<T>& work, T* gradients) const {
+    const int64_t at = component.coeffs_begin + int64_t{2} * kLanes * component.units * step.earlier;
+    const int32_t pairs = component.pairs_begin + step.earlier_whole_units * (component.units / 2);
+    return {step.kind,    step.stride, layout_.pairs.data() + pairs,           component.units,
             coeffs_ + at, gradients ? gradients + at : nullptr, work.depth};
   }
 
   // The stages of a group on one component, from one tile to another or in place.
-  void group_forward(const Group& group, const Component& component, const Tile<T>& from, const Tile<T>& to,
+  void group_forward(size_t number, const Component& component, const Tile<T>& from, const Tile<T>& to,
                      Workspace<T>& work) const {
     Vector<T>**from_units = work.units.data(), **to_units = from_units + layout_.largest;
     locate(component, from, from_units);
     locate(component, to, to_units);
-    for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
-      stage_forward<T, kLanes>(stage(component, l, work, nullptr), from_units, to_units);
+    for (const Step& step : steps_[number]) {
+      stage_forward<T, kLanes>(stage(component, step, work, nullptr), from_units, to_units);
       from_units = to_units;
     }
   }
@@ -234,7 +242,7 @@ class Run {
                               nullptr);
       for (size_t k = 0; k + 1 < groups.size(); ++k)
         for (const Component& component : groups[k].components)
-          group_forward(groups[k], component, work.kept[k], work.kept[k + 1], work);
+          group_forward(k, component, work.kept[k], work.kept[k + 1], work);
     }
     read_tile<S, T, kLanes>(call_.grad, start, count, call_.out_features, plan_.n(), layout_.units, work.gradient,
                             work.buffer, bias_gradient);
@@ -248,22 +256,19 @@ class Run {
 
   // Computes the inputs of the group's stages again, in the L1 cache, and walks back.
   void group_backward(size_t number, const Component& component, Workspace<T>& work) const {
-    const Group& group = layout_.groups[number];
+    const std::vector<Step>& steps = steps_[number];
     Vector<T>**gradient = work.units.data(), **inputs = gradient + layout_.largest;
     locate(component, work.gradient, gradient);
     if (!wants_parameters_) {
-      for (int32_t l = group.last_stage; l-- > group.first_stage;)
-        stage_backward<T, kLanes, false>(stage(component, l, work, nullptr), nullptr, gradient);
+      for (size_t k = steps.size(); k-- > 0;)
+        stage_backward<T, kLanes, false>(stage(component, steps[k], work, nullptr), nullptr, gradient);
       return;
     }
     locate(component, work.kept[number], inputs);
-    for (int32_t l = group.first_stage; l + 1 < group.last_stage; ++l) {
-      Vector<T>** outputs = inputs + layout_.largest;
-      stage_forward<T, kLanes>(stage(component, l, work, nullptr), inputs, outputs);
-      inputs = outputs;
-    }
-    for (int32_t l = group.last_stage; l-- > group.first_stage; inputs -= layout_.largest)
-      stage_backward<T, kLanes, true>(stage(component, l, work, work.coeff_gradients), inputs, gradient);
+    for (size_t k = 0; k + 1 < steps.size(); ++k, inputs += layout_.largest)
+      stage_forward<T, kLanes>(stage(component, steps[k], work, nullptr), inputs, inputs + layout_.largest);
+    for (size_t k = steps.size(); k-- > 0; inputs -= layout_.largest)
+      stage_backward<T, kLanes, true>(stage(component, steps[k], work, work.coeff_gradients), inputs, gradient);
   }
 
   const Call& call_;
@@ -278,7 +283,7 @@ class Run {
   T* coeffs_;
   int32_t* offset_;
   std::vector<Workspace<T>> workspaces_;
-  std::vector<StageKind> stages_;
+  std::vector<std::vector<Step>> steps_;  // of every group
 };
 
 template <class S, class T, int kLanes = Simd<T>::width>

@@ -41,26 +41,13 @@ class Packer {
   void pack(T* packed, int32_t threads) const {
     for_each_slot<kLanes>(threads, [&](int32_t l, int32_t first, int32_t second, int64_t slot) {
       T* to = packed + slot;
-      if (kind(l) == Kind::rotation) return pack_rotations<kLanes>(l, first, to);
-      if (kind(l) == Kind::inside) {
-        for (int k = 0; k < kLanes; ++k) {
-          const int other = k ^ layout_.stride[l];
-          const Block<T> block = packed_block(l, first + k, first + other);
-          to[k] = block[0];
-          to[kLanes + k] = block[1];
-        }
-        return;
-      }
-      const int32_t* pairs = plan_.pair_at(l) + first;
-      if (!rotation_ && l != 0 && l != plan_.stages() - 1 && is_run<kLanes>(pairs)) {
-        const T* from = blocks_ + int64_t{l} * 4 * plan_.pairs() + pairs[0];
-        for (int row = 0; row < 4; ++row)
-          for (int k = 0; k < kLanes; ++k) to[row * kLanes + k] = from[int64_t{row} * plan_.pairs() + k];
-        return;
-      }
-      for (int k = 0; k < kLanes; ++k) {
-        const Block<T> block = packed_block(l, first + k, second + k);
-        for (int row = 0; row < 4; ++row) to[row * kLanes + k] = block[row];
+      switch (kind(l)) {
+        case Kind::rotation:
+          return pack_rotations<kLanes>(l, first, to);
+        case Kind::general:
+          return pack_pairs<kLanes>(l, first, second, to);
+        default:
+          return with_stride<kLanes>(layout_.stride[l], [&](auto stride) { pack_inside<kLanes, stride()>(l, first, to); });
       }
     });
   }
@@ -81,7 +68,7 @@ class Packer {
       }
       const bool inside = kind(l) == Kind::inside;
       const int32_t* pairs = plan_.pair_at(l) + first;
-      if (!inside && !rotation_ && l != 0 && l != plan_.stages() - 1 && is_run<kLanes>(pairs)) {
+      if (!inside && !rotation_ && !has_diagonal(l) && is_run<kLanes>(pairs)) {
         if (T* to = static_cast<T*>(gradients.blocks)) {
           to += int64_t{l} * 4 * plan_.pairs() + pairs[0];
           for (int row = 0; row < 4; ++row)
@@ -209,11 +196,87 @@ class Packer {
     }
   }
 
+  // d_in and d_out as they apply to the lanes of a unit at this stage.
+  template <int kLanes>
+  struct Scales {
+    T in[kLanes], out[kLanes];
+    Scales(const Packer& packer, int32_t l, int32_t first) {
+      for (int k = 0; k < kLanes; ++k) {
+        in[k] = packer.input_scale(l, first + k);
+        out[k] = packer.output_scale(l, first + k);
+      }
+    }
+  };
+
+  // Where the coefficients a of neighbouring pairs start; b, c and d follow at distances of the number of pairs.
+  const T* run_of_blocks(int32_t l, int32_t pair) const { return blocks_ + int64_t{l} * 4 * plan_.pairs() + pair; }
+  bool has_diagonal(int32_t l) const { return l == 0 || l == plan_.stages() - 1; }
+
+  template <int kLanes>
+  void pack_pairs(int32_t l, int32_t first, int32_t second, T* to) const {
+    const int32_t* pairs = plan_.pair_at(l) + first;
+    if (rotation_ || !is_run<kLanes>(pairs)) {
+      for (int k = 0; k < kLanes; ++k) {
+        const Block<T> block = packed_block(l, first + k, second + k);
+        for (int row = 0; row < 4; ++row) to[row * kLanes + k] = block[row];
+      }
+      return;
+    }
+    const T* from = run_of_blocks(l, pairs[0]);
+    for (int row = 0; row < 4; ++row)
+      for (int k = 0; k < kLanes; ++k) to[row * kLanes + k] = from[int64_t{row} * plan_.pairs() + k];
+    if (!has_diagonal(l)) return;
+    const Scales<kLanes> i(*this, l, first), j(*this, l, second);
+    for (int k = 0; k < kLanes; ++k) {
+      to[k] *= i.out[k] * i.in[k];
+      to[kLanes + k] *= i.out[k] * j.in[k];
+      to[2 * kLanes + k] *= j.out[k] * i.in[k];
+      to[3 * kLanes + k] *= j.out[k] * j.in[k];
+    }
+  }
+
+  template <int kLanes, int kStride>
+  void pack_inside(int32_t l, int32_t first, T* to) const {
+    const int32_t* pairs = plan_.pair_at(l) + first;
+    T *p = to, *q = to + kLanes;
+    if (rotation_ || !is_run_inside<kLanes, kStride>(pairs)) {
+      for (int k = 0; k < kLanes; ++k) {
+        const Block<T> block = packed_block(l, first + k, first + (k ^ kStride));
+        p[k] = block[0], q[k] = block[1];
+      }
+      return;
+    }
+    const T* from = run_of_blocks(l, pairs[0]);
+    const int64_t row = plan_.pairs();
+    for (int k = 0; k < kLanes; ++k) {
+      if (k & kStride) continue;
+      p[k] = *from, q[k] = from[row], q[k ^ kStride] = from[2 * row], p[k ^ kStride] = from[3 * row];
+      ++from;
+    }
+    if (!has_diagonal(l)) return;
+    const Scales<kLanes> scale(*this, l, first);
+    for (int k = 0; k < kLanes; ++k) {
+      p[k] *= scale.out[k] * scale.in[k];
+      q[k] *= scale.out[k] * scale.in[k ^ kStride];
+    }
+  }
+
+  template <int kLanes, int kStride>
+  static bool is_run_inside(const int32_t* pairs) {
+    int32_t next = pairs[0];
+    for (int k = 0; k < kLanes; ++k)
+      if (!(k & kStride)) {
+        if (pairs[k] < 0 || pairs[k] == Plan::kNoPair || pairs[k] != next) return false;
+        ++next;
+      }
+    return true;
+  }
+
   template <int kLanes>
   void pack_rotations(int32_t l, int32_t first, T* to) const {
     for (int k = 0; k < kLanes; ++k) {
-      const Block<T> turned = block(l, first + k);
       // A coordinate left over meets one that is always zero: with sin = 0 it is only scaled.
+      const Block<T> turned = block(l, first + k);
       to[k] = turned[0];
       to[kLanes + k] = turned[2];
     }

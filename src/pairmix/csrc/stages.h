@@ -8,8 +8,9 @@ namespace pairmix {
 namespace {
 
 // How the pairs of a stage are computed. `general` pairs have packed coefficients a, b, c, d; `rotation` pairs cos, sin;
-// pairs `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride].
-enum class Kind { general, rotation, inside };
+// pairs `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Three such stages in a row with
+// the strides 1, 2 and 4 are one `inside_1_2_4`, whose vectors stay in registers.
+enum class Kind { general, rotation, inside, inside_1_2_4 };
 
 // Everything that a stage of a component needs. The pointers lead to the units of the component, `depth` vectors each.
 template <class T>
@@ -61,15 +62,31 @@ void rotation_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   }
 }
 
-template <class T, int kLanes, int kStride>
+// p[k] z[k] + q[k] z[k ^ kStride]
+template <class T, int kStride>
+inline Vector<T> crossed(Vector<T> p, Vector<T> q, Vector<T> z) {
+  return p * z + q * exchange<kStride, T>(z);
+}
+
+template <class T, int kLanes, int... kStrides>
 void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
+  constexpr int count = sizeof...(kStrides);
   const T* coeffs = stage.coeffs;
   for (int32_t unit = 0; unit < stage.units; ++unit, coeffs += 2 * kLanes) {
-    const auto p = spread<kLanes>(coeffs), q = spread<kLanes>(coeffs + kLanes);
+    Vector<T> p[count], q[count];
+    for (int s = 0; s < count; ++s) {
+      const T* of_stage = coeffs + int64_t{s} * 2 * kLanes * stage.units;
+      p[s] = spread<kLanes>(of_stage), q[s] = spread<kLanes>(of_stage + kLanes);
+    }
     const Vector<T>* x = from[unit];
     Vector<T>* y = to[unit];
 #pragma GCC unroll 4
-    for (int32_t r = 0; r < stage.depth; ++r) y[r] = p * x[r] + q * exchange<kStride, T>(x[r]);
+    for (int32_t r = 0; r < stage.depth; ++r) {
+      auto z = x[r];
+      int s = 0;
+      ((z = crossed<T, kStrides>(p[s], q[s], z), ++s), ...);
+      y[r] = z;
+    }
   }
 }
 
@@ -138,29 +155,48 @@ void rotation_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   }
 }
 
-template <class T, int kLanes, int kStride, bool kParameters>
+template <class T, int kStride, bool kParameters>
+inline Vector<T> crossed_back(Vector<T> p, Vector<T> q, Vector<T> z, Vector<T> g, Vector<T>& gp, Vector<T>& gq) {
+  if constexpr (kParameters) {
+    gp += g * z;
+    gq += g * exchange<kStride, T>(z);
+  }
+  return p * g + exchange<kStride, T>(q * g);
+}
+
+template <class T, int kLanes, bool kParameters, int... kStrides>
 void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
-  const T* coeffs = stage.coeffs;
-  T* gradients = stage.gradients;
-  for (int32_t unit = 0; unit < stage.units; ++unit, coeffs += 2 * kLanes) {
-    const auto p = spread<kLanes>(coeffs), q = spread<kLanes>(coeffs + kLanes);
-    Vector<T> gp{}, gq{};
+  constexpr int count = sizeof...(kStrides);
+  constexpr int strides[] = {kStrides...};
+  const int64_t stage_size = int64_t{2} * kLanes * stage.units;
+  for (int32_t unit = 0; unit < stage.units; ++unit) {
+    const int64_t at = int64_t{unit} * 2 * kLanes;
+    Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};
+    for (int s = 0; s < count; ++s) {
+      p[s] = spread<kLanes>(stage.coeffs + s * stage_size + at);
+      q[s] = spread<kLanes>(stage.coeffs + s * stage_size + at + kLanes);
+    }
     const Vector<T>* x = kParameters ? z[unit] : nullptr;
     Vector<T>* gy = g[unit];
-#pragma GCC unroll 2
     for (int32_t r = 0; r < stage.depth; ++r) {
-      const auto gradient = gy[r];
+      auto gradient = gy[r];
+      Vector<T> inputs[count] = {};
       if constexpr (kParameters) {
-        gp += gradient * x[r];
-        gq += gradient * exchange<kStride, T>(x[r]);
+        inputs[0] = x[r];
+        if constexpr (count > 1) inputs[1] = crossed<T, strides[0]>(p[0], q[0], inputs[0]);
+        if constexpr (count > 2) inputs[2] = crossed<T, strides[1]>(p[1], q[1], inputs[1]);
       }
-      gy[r] = p * gradient + exchange<kStride, T>(q * gradient);
+      if constexpr (count > 2)
+        gradient = crossed_back<T, strides[2], kParameters>(p[2], q[2], inputs[2], gradient, gp[2], gq[2]);
+      if constexpr (count > 1)
+        gradient = crossed_back<T, strides[1], kParameters>(p[1], q[1], inputs[1], gradient, gp[1], gq[1]);
+      gy[r] = crossed_back<T, strides[0], kParameters>(p[0], q[0], inputs[0], gradient, gp[0], gq[0]);
     }
-    if constexpr (kParameters) {
-      add_folded<kLanes, T>(gradients, gp);
-      add_folded<kLanes, T>(gradients + kLanes, gq);
-      gradients += 2 * kLanes;
-    }
+    if constexpr (kParameters)
+      for (int s = 0; s < count; ++s) {
+        add_folded<kLanes, T>(stage.gradients + s * stage_size + at, gp[s]);
+        add_folded<kLanes, T>(stage.gradients + s * stage_size + at + kLanes, gq[s]);
+      }
   }
 }
 
@@ -181,8 +217,10 @@ inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
     general_forward<T, kLanes>(stage, from, to);
   else if (stage.kind == Kind::rotation)
     rotation_forward<T, kLanes>(stage, from, to);
-  else
+  else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) { inside_forward<T, kLanes, stride()>(stage, from, to); });
+  else if constexpr (kLanes >= 8)
+    inside_forward<T, kLanes, 1, 2, 4>(stage, from, to);
 }
 
 template <class T, int kLanes, bool kParameters>
@@ -191,10 +229,12 @@ inline void stage_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
     general_backward<T, kLanes, kParameters>(stage, z, g);
   else if (stage.kind == Kind::rotation)
     rotation_backward<T, kLanes, kParameters>(stage, z, g);
-  else
+  else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) {
-      inside_backward<T, kLanes, stride(), kParameters>(stage, z, g);
+      inside_backward<T, kLanes, kParameters, stride()>(stage, z, g);
     });
+  else if constexpr (kLanes >= 8)
+    inside_backward<T, kLanes, kParameters, 1, 2, 4>(stage, z, g);
 }
 
 }  // namespace

@@ -99,12 +99,15 @@ inline void write_row(const T* from, int32_t n, int32_t features, const T* bias,
     for (int32_t o = 0; o < features; ++o) narrow(sums[o], row[o]);
 }
 
-// Calls f(first unit, how many) for whole blocks of units and then for the units that remain.
+// So many rows are copied side by side: as streams that the processor can prefetch, to or from whole cache lines.
+constexpr int kRowsTogether = 4;
+
+// Calls f(first, how many) for whole blocks and then for each one that remains.
 template <int kBlock, class F>
-inline void in_blocks(int32_t units, F f) {
-  int32_t u = 0;
-  for (; u + kBlock <= units; u += kBlock) f(u, std::integral_constant<int, kBlock>{});
-  for (; u < units; ++u) f(u, std::integral_constant<int, 1>{});
+inline void in_blocks(int64_t count, F f) {
+  int64_t k = 0;
+  for (; k + kBlock <= count; k += kBlock) f(k, std::integral_constant<int, kBlock>{});
+  for (; k < count; ++k) f(k, std::integral_constant<int, 1>{});
 }
 
 // Fill the tile with `count` rows from `start` on. Rows that fill up the last vectors are zero. `column_sums`, if not
@@ -117,20 +120,19 @@ void read_tile(const Rows& rows, int64_t start, int64_t count, int32_t features,
   const int32_t padded = units * kLanes;
   if constexpr (together == 1 && std::is_same_v<S, T>) {
     if (features == padded && rows.column_stride == 1) {
-      // Two cache lines of a row at a time: rows are often a power of two apart, and then share one set of the cache.
-      in_blocks<128 / kVectorBytes>(units, [&](int32_t first, auto block) {
-        Vector<T> sums[block()] = {};
-        for (int64_t r = 0; r < count; ++r)
+      in_blocks<kRowsTogether>(count, [&](int64_t r, auto block) {
+        const T* row = data + r * rows.row_stride;
+        const int32_t* offset = tile.offset;
+        Vector<T>* const to = tile.vectors + r;
+        for (int32_t u = 0; u < units; ++u) {
+          Vector<T> sum{};
           for (int k = 0; k < block(); ++k) {
-            const auto v = load(data + r * rows.row_stride + (first + k) * kLanes);
-            tile.unit(first + k)[r] = v;
-            sums[k] += v;
+            const auto v = load(row + k * rows.row_stride + u * kLanes);
+            to[offset[u] + k] = v;
+            sum += v;
           }
-        if (column_sums)
-          for (int k = 0; k < block(); ++k) {
-            T* sum = column_sums + (first + k) * kLanes;
-            store(sum, load(sum) + sums[k]);
-          }
+          if (column_sums) store(column_sums + u * kLanes, load(column_sums + u * kLanes) + sum);
+        }
       });
       return;
     }
@@ -163,12 +165,15 @@ void write_tile(const Tile<T>& tile, int32_t n, int32_t units, const T* bias, co
   const int32_t padded = units * kLanes;
   if constexpr (together == 1 && std::is_same_v<S, T>) {
     if (features == padded) {
-      in_blocks<128 / kVectorBytes>(units, [&](int32_t first, auto block) {
-        for (int64_t r = 0; r < count; ++r)
-          for (int k = 0; k < block(); ++k) {
-            const auto v = tile.unit(first + k)[r];
-            store(data + r * rows.row_stride + (first + k) * kLanes, bias ? v + load(bias + (first + k) * kLanes) : v);
-          }
+      in_blocks<kRowsTogether>(count, [&](int64_t r, auto block) {
+        T* row = data + r * rows.row_stride;
+        const int32_t* offset = tile.offset;
+        const Vector<T>* const from = tile.vectors + r;
+        for (int32_t u = 0; u < units; ++u) {
+          const auto added = bias ? load(bias + u * kLanes) : Vector<T>{};
+          for (int k = 0; k < block(); ++k)
+            store(row + k * rows.row_stride + u * kLanes, from[offset[u] + k] + added);
+        }
       });
       return;
     }

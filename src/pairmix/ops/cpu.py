@@ -66,20 +66,23 @@ def backward(
     rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
     parameters = _parameters(x, blocks, d_in, d_out, residual_scale)
     stages, n = order.shape
+    gx = _empty(x.shape if needs[0] else (0,), x)
+    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
     shapes = (blocks.shape, (n,), (n,), grad.shape[-1:], (stages,))
-    computed = torch.promote_types(x.dtype, torch.float32)
-    results = [
-        _empty(x.shape if needs[0] else (0,), x),
-        *(
-            torch.empty(shape if needed else (0,), dtype=computed)
-            for shape, needed in zip(shapes, needs[1:], strict=True)
-        ),
+    gradients = [
+        blocks.new_empty(shape if needed else (0,), dtype=computed)
+        for shape, needed in zip(shapes, needs[1:], strict=True)
     ]
-    tensors = [grad_rows.data_ptr(), *grad_rows.stride(), rows.data_ptr(), *rows.stride(), *map(_address, parameters)]
-    wanted = [_address(result) if needed else 0 for result, needed in zip(results, needs, strict=True)]
-    _kernels.backward(*_setting(rows, blocks, order, grad.shape[-1]), *tensors, *wanted)
-    gx, *gradients = results
-    return gx, *(gradient.to(blocks.dtype) for gradient in gradients)
+    _kernels.backward(
+        *_setting(rows, blocks, order, grad.shape[-1]),
+        *(grad_rows.data_ptr(), *grad_rows.stride()),
+        *(rows.data_ptr(), *rows.stride()),
+        *map(_address, parameters),
+        *(result.data_ptr() if needed else 0 for result, needed in zip((gx, *gradients), needs, strict=True)),
+    )
+    if blocks.dtype != computed:
+        gradients = [gradient.to(blocks.dtype) for gradient in gradients]
+    return gx, *gradients
 
 
 def _setting(rows: Tensor, blocks: Tensor, order: Tensor, out_features: int) -> list[Any]:
@@ -103,6 +106,8 @@ def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _parameters(x: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
+    if x.dtype in (torch.float32, torch.float64) and all(p is None or p.is_contiguous() for p in parameters):
+        return list(parameters)
     computed = torch.promote_types(x.dtype, torch.float32)
     return [None if parameter is None else parameter.to(computed).contiguous() for parameter in parameters]
 

@@ -94,6 +94,35 @@ def _fake_backward(
     )
 
 
+def call(*arguments: Any) -> Tensor:
+    """`pairmix::spm`, without the way through the dispatcher when nothing there would look at the call.
+
+    That way takes longer than a small layer itself.
+    """
+    if not _is_plain(arguments):
+        y: Tensor = spm(*arguments)
+        return y
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
+        differentiable: Tensor = _Differentiable.apply(None, *arguments)
+        return differentiable
+    return _compute(*arguments)
+
+
+def _is_plain(arguments: Sequence[Any]) -> bool:
+    """Whether nobody traces, transforms or stands in for these tensors."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and not torch._C._is_tracing()
+        and all(type(argument) in _PLAIN_TYPES for argument in arguments)
+    )
+
+
+_PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None), int, str, list}
+
+
 class _Differentiable(torch.autograd.Function):
     """y, with the closed-form backward."""
 
@@ -101,14 +130,16 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, keyset: Any, *arguments: Any) -> Tensor:
         x, blocks, order, d_in, d_out, _, residual_scale, _, ctx.impl = arguments
         ctx.save_for_backward(x, blocks, order, d_in, d_out, residual_scale)
-        y: Tensor = _below_autograd(spm, keyset, arguments)
+        y: Tensor = _compute(*arguments) if keyset is None else _below_autograd(spm, keyset, arguments)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _, x, blocks, _, d_in, d_out, bias, residual_scale, _, _ = ctx.needs_input_grad
         needs = [x, blocks, d_in, d_out, bias, residual_scale]
-        gradients = spm_backward(grad, *ctx.saved_tensors, needs, ctx.impl)
+        inputs = (grad, *ctx.saved_tensors, needs, ctx.impl)
+        direct = not torch.is_grad_enabled() and _is_plain(inputs)
+        gradients = _compute_backward(*inputs) if direct else spm_backward(*inputs)
         gx, gblocks, *rest = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
         return None, gx, gblocks, None, *rest, None, None
 
