@@ -182,7 +182,8 @@ def assert_matches(actual: Tensor, answer: Answer, operations: int, what: str = 
     computed = torch.promote_types(actual.dtype, torch.float32)
     allowed = operations * torch.finfo(computed).eps * answer.magnitude
     if actual.dtype != computed:
-        allowed = allowed + torch.finfo(actual.dtype).eps * expected.abs()
+        stored = torch.finfo(actual.dtype)
+        allowed = allowed + stored.eps * expected.abs().clamp_min(stored.smallest_normal)
     error = (actual.double() - expected).abs()
     wrong = ~(error <= allowed)
     if wrong.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import product
 
 import pytest
@@ -10,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from pairmix import Schedule, ops
+from pairmix import Schedule, _kernels
 from pairmix.functional import spm
 
 BLOCKS = ["general", "rotation"]
 WIDTHS = [1, 2, 3, 5, 7, 8, 12, 31, 64, 97, 100, 255, 256, 1000]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SCHEDULES = {
     "butterfly": Schedule.butterfly,
     "brick": Schedule.brick,
@@ -27,12 +28,24 @@ SCHEDULES = {
 RECTANGLES = [(1, 8), (8, 1), (1, 7), (7, 1), (3, 7), (7, 3), (4, 12), (12, 4), (5, 64), (64, 5), (97, 100), (100, 97)]
 
 
-@pytest.fixture(params=list(ops.IMPLS))
+# The compiled kernels once for every instruction set that this machine can run.
+BUILDS = ["reference", *(f"cpu {target}" for target in _kernels.targets())]
+
+
+@contextmanager
+def using(build):
+    """The impl's name, with the kernels of this build in use."""
+    impl, _, target = build.partition(" ")
+    before = _kernels.target()
+    _kernels.use_target(target or before)
+    yield impl
+    _kernels.use_target(before)
+
+
+@pytest.fixture(params=BUILDS)
 def impl(request):
-    reason = ops.IMPLS[request.param].why_not(torch.device("cpu"))
-    if reason is not None:
-        pytest.skip(reason)
-    return request.param
+    with using(request.param) as name:
+        yield name
 
 
 def check(arguments, impl):
@@ -77,6 +90,14 @@ def test_rectangular(in_features, out_features, block, dtype, impl):
             schedule, block, in_features=in_features, out_features=out_features, dtype=dtype, residual=residual
         )
         check(arguments, impl)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 130])
+@pytest.mark.parametrize("n", [6, 12, 63, 64, 100])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_batches_that_fill_tiles_or_not(block, n, rows, impl):
+    for dtype, kind in product((torch.float32, torch.float64), ("butterfly", "random")):
+        check(oracle.random_arguments(SCHEDULES[kind](n, 7), block, leading=(rows,), dtype=dtype), impl)
 
 
 @pytest.mark.parametrize("in_features", [1, 3, 10])
@@ -156,9 +177,9 @@ def layers(draw):
 @settings(max_examples=200, deadline=None)
 @given(layers())
 def test_random_matchings(arguments):
-    for name, candidate in ops.IMPLS.items():
-        if candidate.why_not(torch.device("cpu")) is None:
-            check(arguments, name)
+    for build in BUILDS:
+        with using(build) as impl:
+            check(arguments, impl)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -90,6 +90,7 @@ Parameters parameters(uintptr_t blocks, uintptr_t d_in, uintptr_t d_out, uintptr
 
 NB_MODULE(_kernels, m) {
   using namespace pairmix;
+  nb::set_leak_warnings(false);  // plans live as long as the schedules that are kept for the whole process
   nb::class_<Plan>(m, "Plan").def("__init__", [](Plan* plan, nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig> order) {
     new (plan) Plan(order.data(), static_cast<int32_t>(order.shape(0)), static_cast<int32_t>(order.shape(1)));
   });

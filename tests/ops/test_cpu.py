@@ -1,0 +1,184 @@
+"""What is special about the compiled kernels: memory, threads, processes, number formats."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from pairmix import Schedule, SPMLinear, _kernels
+from pairmix.functional import spm
+from pairmix.ops import cpu
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def step(layer, x):
+    """Output and all gradients."""
+    y = layer(x)
+    return y.detach(), *torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()])
+
+
+def test_every_half_is_read_and_written_exactly():
+    for dtype in (torch.float16, torch.bfloat16):
+        values = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype)
+        finite = values[values.isfinite()].reshape(-1, 2)
+        scale = torch.tensor([0.337, 1.9], dtype=dtype)
+        for target in _kernels.targets():
+            _kernels.use_target(target)
+            no_blocks, no_stages = torch.empty(0, 1, dtype=dtype), Schedule.butterfly(2, 0)
+            assert spm(finite, no_blocks, no_stages, impl="cpu").equal(finite)
+            scaled = spm(finite, no_blocks, no_stages, d_in=scale, impl="cpu")
+            assert scaled.equal((finite.float() * scale.float()).to(dtype))
+        _kernels.use_target(_kernels.targets()[0])
+
+
+def test_the_result_is_the_same_on_every_run(threads):
+    threads(2)
+    layer, x = SPMLinear(96, 96), torch.randn(200, 96, requires_grad=True)
+    first = step(layer, x)
+    for _ in range(5):
+        assert all(a.equal(b) for a, b in zip(first, step(layer, x), strict=True))
+
+
+def test_the_number_of_threads_may_change_between_calls(threads):
+    layer, x = SPMLinear(96, 96, dtype=torch.float64), torch.randn(200, 96, dtype=torch.float64, requires_grad=True)
+    threads(1)
+    expected = step(layer, x)
+    for count in (2, 1, 4, 3, 1):
+        threads(count)
+        torch.testing.assert_close(step(layer, x), expected)
+
+
+def test_calls_from_many_threads_at_once(threads):
+    threads(2)
+    layers = [SPMLinear(n, n, block=block) for n in (31, 64, 200) for block in ("general", "rotation")]
+    inputs = [torch.randn(50, layer.in_features, requires_grad=True) for layer in layers]
+    expected = [step(layer, x) for layer, x in zip(layers, inputs, strict=True)]
+    failures = []
+
+    def work(number):
+        for _ in range(30):
+            got = step(layers[number], inputs[number])
+            if not all(a.equal(b) for a, b in zip(got, expected[number], strict=True)):
+                failures.append(number)
+
+    workers = [threading.Thread(target=work, args=(number % len(layers),)) for number in range(12)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+class Mixed(torch.utils.data.Dataset):
+    """Examples that an SPM layer computes in the worker."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.layer(torch.full((40, 64), float(index)))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_in_a_worker_of_a_data_loader(context, threads):
+    if context not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {context} here")
+    threads(2)
+    data = Mixed(SPMLinear(64, 64))
+    expected = torch.stack([data[index] for index in range(6)])  # on two threads, before the fork
+    loader = torch.utils.data.DataLoader(data, batch_size=6, num_workers=2, multiprocessing_context=context)
+    assert next(iter(loader)).equal(expected)
+
+
+def test_memory_does_not_grow():
+    model = nn.Sequential(SPMLinear(512, 512), nn.ReLU(), SPMLinear(512, 300))
+    x = torch.randn(128, 512)
+
+    def steps(count):
+        for _ in range(count):
+            model.zero_grad()
+            model(x).sum().backward()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = steps(50)
+    assert steps(1000) - before < 4096  # KiB; one leaked output a step would be 256 of them
+
+
+def test_a_result_outlives_others_from_the_pool():
+    x = torch.randn(256, 512)
+    layer = SPMLinear(512, 512)
+    with torch.no_grad():
+        kept = [layer(x * k) for k in range(4)]
+        copies = [y.clone() for y in kept]
+        del kept[1]
+        layer(x)
+        assert kept[0].equal(copies[0])
+        assert kept[1].equal(copies[2])
+        kept[0].zero_()
+        assert kept[1].equal(copies[2])
+
+
+def test_an_order_that_is_no_permutation_is_refused():
+    for order in ([[0, 0]], [[0, 2]], [[-1, 0]]):
+        with pytest.raises(ValueError, match="stage 0 of the order is no permutation"):
+            cpu.forward(torch.ones(1, 2), torch.ones(1, 4, 1), torch.tensor(order, dtype=torch.int32), *[None] * 4, 2)
+
+
+def test_only_for_cpu_tensors():
+    assert cpu.why_not(CPU) is None
+    assert "not for meta tensors" in cpu.why_not(torch.device("meta"))
+    x = torch.ones(1, 2, device="meta")
+    with pytest.raises(RuntimeError, match=r"impl='cpu' cannot run here: .* not for meta tensors"):
+        spm(x, torch.ones(1, 1, device="meta"), Schedule.butterfly(2), impl="cpu")
+
+
+def test_without_the_compiled_kernels_the_reference_runs():
+    code = """
+import sys
+sys.modules["pairmix._kernels"] = None
+import torch
+from pairmix import SPMLinear, functional
+assert functional.choose_impl("auto", torch.device("cpu")) == "reference"
+SPMLinear(6, 6)(torch.randn(2, 6)).sum().backward()
+try:
+    SPMLinear(6, 6, impl="cpu")
+except RuntimeError as error:
+    assert "installed without its compiled kernels" in str(error)
+    print("refused")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "refused\n", result.stderr
+
+
+def test_one_openmp_runtime():
+    """Two of them would fight for the cores, and torch.set_num_threads would not rule."""
+    code = """
+import torch
+from pairmix import SPMLinear
+SPMLinear(64, 64)(torch.randn(99, 64))
+paths = {line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line or "libomp" in line}
+print(len(paths))
+"""
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "1\n", result.stderr
