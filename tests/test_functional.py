@@ -30,8 +30,8 @@ X = torch.zeros(4, 6)
             {"residual_scale": torch.ones(3)},
             r"residual_scale must have the shape \(2,\), got \(3,\)",
         ),
-        ((X, BLOCKS.to("meta"), SCHEDULE), {}, "blocks is on meta, x is on cpu"),
-        ((X, BLOCKS, SCHEDULE), {"d_in": torch.ones(6, device="meta")}, "d_in is on meta, x is on cpu"),
+        ((X, BLOCKS.to("meta"), SCHEDULE), {}, "blocks are on meta and x is on cpu"),
+        ((X, BLOCKS, SCHEDULE), {"d_in": torch.ones(6, device="meta")}, "d_in is on meta and x is on cpu"),
         ((X, BLOCKS, SCHEDULE), {"impl": "gpu"}, r"impl must be one of \['auto', .*'reference'\], got 'gpu'"),
     ],
 )
@@ -43,8 +43,8 @@ def test_arguments_that_do_not_fit(arguments, options, message):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((X.double(), BLOCKS, SCHEDULE), {}, r"blocks is torch\.float32, x is torch\.float64"),
-        ((X.bfloat16(), BLOCKS, SCHEDULE), {}, r"blocks is torch\.float32, x is torch\.bfloat16"),
+        ((X.double(), BLOCKS, SCHEDULE), {}, r"blocks are torch\.float32 and x is torch\.float64"),
+        ((X.bfloat16(), BLOCKS, SCHEDULE), {}, r"blocks are torch\.float32 and x is torch\.bfloat16"),
         ((X, BLOCKS, SCHEDULE), {"d_in": torch.ones(6).double()}, r"d_in is torch\.float64"),
         ((X, BLOCKS, SCHEDULE), {"bias": torch.ones(6).half()}, r"bias is torch\.float16"),
         ((X.long(), BLOCKS, SCHEDULE), {}, r"x must be float32, .* got torch\.int64"),

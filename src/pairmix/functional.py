@@ -75,50 +75,50 @@ def spm(
             f"blocks must be angles of shape {(stages, n // 2)} or coefficients of shape {(stages, 4, n // 2)} "
             f"for {schedule}, got {tuple(blocks.shape)}"
         )
-    _check_shape("d_in", d_in, (n,))
-    _check_shape("d_out", d_out, (n,))
-    _check_shape("bias", bias, (out_features,))
-    _check_shape("residual_scale", residual_scale, (stages,))
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"x must be float32, float64, bfloat16 or float16, got {x.dtype}")
+    device, dtype = x.device, blocks.dtype
+    fits = dtype == x.dtype
+    if device.type != "meta" and torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
+        x = x.to(torch.get_autocast_dtype(device.type))
+        fits = dtype in (x.dtype, torch.float32)
+    if not fits:
+        raise TypeError(f"blocks are {dtype} and x is {x.dtype}: cast them alike")
+    if blocks.device != device:
+        raise ValueError(f"blocks are on {blocks.device} and x is on {device}: move them together")
+    for name, parameter, shape in (
+        ("d_in", d_in, (n,)),
+        ("d_out", d_out, (n,)),
+        ("bias", bias, (out_features,)),
+        ("residual_scale", residual_scale, (stages,)),
+    ):
+        if parameter is None:
+            continue
+        if parameter.shape != shape:
+            raise ValueError(f"{name} must have the shape {shape}, got {tuple(parameter.shape)}")
+        if parameter.dtype != dtype:
+            raise TypeError(f"{name} is {parameter.dtype} and blocks are {dtype}: cast them alike")
+        if parameter.device != device:
+            raise ValueError(f"{name} is on {parameter.device} and x is on {device}: move them together")
     if residual_scale is not None and n % 2 == 0:
         raise ValueError(f"residual_scale is for odd widths, where a coordinate is left over; this width is {n}")
 
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"x must be float32, float64, bfloat16 or float16, got {x.dtype}")
-    allowed = [x.dtype]
-    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-        allowed = [x.dtype, torch.float32]
-    for name, parameter in (
-        ("blocks", blocks), ("d_in", d_in), ("d_out", d_out), ("bias", bias), ("residual_scale", residual_scale)
-    ):  # fmt: skip
-        if parameter is None:
-            continue
-        if parameter.dtype not in allowed or parameter.dtype != blocks.dtype:
-            raise TypeError(
-                f"{name} is {parameter.dtype}, x is {x.dtype} and blocks are {blocks.dtype}: cast them alike"
-            )
-        if parameter.device != x.device:
-            raise ValueError(f"{name} is on {parameter.device}, x is on {x.device}: move them together")
-
     order = schedule.order
-    if order.device != x.device:
-        order = order.to(x.device)
-    impl = choose_impl(impl, x.device)
+    if order.device != device:
+        order = order.to(device)
+    impl = choose_impl(impl, device)
     return ops.call(x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
 
 
 def choose_impl(impl: str, device: torch.device) -> str:
     """The implementation that runs on this device: the preferred one for `"auto"`, else the named one or an error."""
     if impl == "auto":
-        return next(name for name, candidate in ops.IMPLS.items() if candidate.why_not(device) is None)
+        for name, candidate in ops.IMPLS.items():
+            if candidate.why_not(device) is None:
+                return name
     if impl not in ops.IMPLS:
         raise ValueError(f"impl must be one of {['auto', *ops.IMPLS]}, got {impl!r}")
     reason = ops.IMPLS[impl].why_not(device)
     if reason is not None:
         raise RuntimeError(f"impl={impl!r} cannot run here: {reason}")
     return impl
-
-
-def _check_shape(name: str, parameter: Tensor | None, shape: tuple[int, ...]) -> None:
-    if parameter is not None and parameter.shape != shape:
-        raise ValueError(f"{name} must have the shape {shape}, got {tuple(parameter.shape)}")

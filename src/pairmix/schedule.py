@@ -93,12 +93,12 @@ class Schedule:
         _check_integer("n", n, at_least=1)
         return cls(_tensor(n, (_check_stage(n, number, stage) for number, stage in enumerate(pairs))), "from_pairs")
 
-    @property
+    @functools.cached_property
     def n(self) -> int:
         """The number of coordinates."""
         return self.order.shape[1]
 
-    @property
+    @functools.cached_property
     def stages(self) -> int:
         """The number of stages, the paper's L."""
         return self.order.shape[0]

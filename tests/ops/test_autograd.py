@@ -190,6 +190,13 @@ def test_batched_gradients():
     torch.testing.assert_close(batched, tuple(map(torch.stack, zip(*one_by_one, strict=True))))
 
 
+def test_a_negated_view():
+    layer = SPMLinear(4, 4, dtype=torch.float64)
+    negated = torch.randn(3, 4, dtype=torch.complex128).conj().imag
+    assert negated.is_neg()
+    torch.testing.assert_close(layer(negated), layer(negated.resolve_neg()))
+
+
 def test_forward_mode_of_a_layer():
     layer = SPMLinear(6, 6, dtype=torch.float64)
     x, tangent = torch.randn(2, 4, 6, dtype=torch.float64)

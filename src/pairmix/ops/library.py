@@ -109,18 +109,30 @@ def call(*arguments: Any) -> Tensor:
 
 
 def _is_plain(arguments: Sequence[Any]) -> bool:
-    """Whether nobody traces, transforms or stands in for these tensors."""
+    """Whether these are ordinary tensors on a CPU, and nobody traces them, transforms them or stands in for them.
+
+    The first of them, which comes from anywhere, is looked at more closely than the parameters.
+    """
     return (
         not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and not torch._C._is_tracing()
-        and all(type(argument) in _PLAIN_TYPES for argument in arguments)
+        and _keys(arguments[0]) in _PLAIN_KEYS
+        and _PLAIN_TYPES.issuperset(map(type, arguments))
     )
 
 
+def _keys(tensor: Tensor) -> int:
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    return keys
+
+
 _PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None), int, str, list}
+with torch.inference_mode():
+    _PLAIN_KEYS = {_keys(torch.empty(0, device="cpu"))}
+_PLAIN_KEYS.add(_keys(torch.empty(0, device="cpu")))
 
 
 class _Differentiable(torch.autograd.Function):
