@@ -15,11 +15,12 @@ from pairmix import Schedule, SPMLinear, functional, ops
 from pairmix.ops import library, reference
 
 BLOCKS = ["general", "rotation"]
+IMPLS = ["reference", "cpu"]
 
 
-def call(arguments, *tensors):
+def call(arguments, impl, *tensors):
     """The operator as a function of its differentiable arguments, in their order."""
-    return library.spm(*tensors[:2], arguments.schedule.order, *tensors[2:], arguments.out_features, "reference")
+    return library.spm(*tensors[:2], arguments.schedule.order, *tensors[2:], arguments.out_features, impl)
 
 
 def double_arguments(block, n=5, **kwargs):
@@ -31,21 +32,26 @@ def arguments(request):
     return double_arguments(request.param, in_features=3)
 
 
-def test_gradcheck(arguments):
+@pytest.fixture(params=IMPLS)
+def impl(request):
+    return request.param
+
+
+def test_gradcheck(arguments, impl):
     inputs = tuple(arguments.tensors.values())
-    f = partial(call, arguments)
+    f = partial(call, arguments, impl)
     assert torch.autograd.gradcheck(f, inputs, check_forward_ad=True, check_batched_grad=True)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_gradgradcheck(block, n):
+def test_gradgradcheck(block, n, impl):
     arguments = double_arguments(block, n)
     inputs = tuple(arguments.tensors.values()) if n % 2 else (*arguments.tensors.values(), None)
-    assert torch.autograd.gradgradcheck(partial(call, arguments), inputs, check_fwd_over_rev=True)
+    assert torch.autograd.gradgradcheck(partial(call, arguments, impl), inputs, check_fwd_over_rev=True)
 
 
-def test_third_derivatives(arguments):
+def test_third_derivatives(arguments, impl):
     def third(f):
         value = f(*arguments.tensors.values()).sin().sum()
         for _ in range(3):
@@ -54,18 +60,18 @@ def test_third_derivatives(arguments):
 
     plain = reference.forward
     expected = third(lambda x, b, *rest: plain(x, b, arguments.schedule.order, *rest, arguments.out_features))
-    torch.testing.assert_close(third(partial(call, arguments)), expected)
+    torch.testing.assert_close(third(partial(call, arguments, impl)), expected)
 
 
-def test_opcheck(arguments):
+def test_opcheck(arguments, impl):
     t = arguments.tensors
     order = arguments.schedule.order
-    inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, "reference")
+    inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, impl)
     torch.library.opcheck(library.spm, inputs)
     grad = torch.randn(2, arguments.out_features, dtype=torch.float64, requires_grad=True)
-    for needs in ([True] * 6, [True, *[False] * 5], [False] * 6):
+    for needs in ([True] * 6, [True, *[False] * 5], [True] * 5 + [False], [False] * 5 + [True], [False] * 6):
         differentiated = (t["x"], t["blocks"], order, t["d_in"], t["d_out"], t["residual_scale"])
-        torch.library.opcheck(library.spm_backward, (grad, *differentiated, needs, "reference"))
+        torch.library.opcheck(library.spm_backward, (grad, *differentiated, needs, impl))
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -103,7 +109,7 @@ def spy(monkeypatch):
 def test_gradients_that_nobody_asked_for_are_skipped(wanted, arguments, spy, monkeypatch):
     order = ["x", "blocks", "d_in", "d_out", "bias", "residual_scale"]
     everything = oracle.gradients(
-        call(arguments, *arguments.tensors.values()), arguments, torch.tensor(1.0).expand(2, 5)
+        call(arguments, "reference", *arguments.tensors.values()), arguments, torch.tensor(1.0).expand(2, 5)
     )
     tensors = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in arguments.tensors.items()}
     x, blocks, *rest = tensors.values()
@@ -158,12 +164,12 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_function_transforms(transform, arguments):
+def test_function_transforms(transform, arguments, impl):
     x, blocks, *rest = (tensor.detach() for tensor in arguments.tensors.values())
     order, out = arguments.schedule.order, arguments.out_features
 
     def loss(blocks, x):
-        return library.spm(x, blocks, order, *rest, out, "reference").sin().sum()
+        return library.spm(x, blocks, order, *rest, out, impl).sin().sum()
 
     def expected_loss(blocks, x):
         return reference.forward(x, blocks, order, *rest, out).sin().sum()

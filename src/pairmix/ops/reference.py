@@ -67,8 +67,10 @@ def backward(
         gd_out = (gy_tiled * stages.run(z_0, 0, len(stages))).sum(0)
     if needs_blocks or needs_residual:
         g, of_blocks, of_scales = stages.walk_back(z_0, g, 0, len(stages))
-        gblocks = torch.stack(of_blocks) if of_blocks else torch.zeros_like(blocks)
-        gresidual = torch.stack(of_scales) if of_scales else gy.new_zeros(0)
+        if needs_blocks:
+            gblocks = torch.stack(of_blocks) if of_blocks else torch.zeros_like(blocks)
+        if needs_residual and of_scales:
+            gresidual = torch.stack(of_scales)
     elif needs_x or needs_d_in:
         g = stages.run_transposed(g)
     if needs_d_in:
