@@ -22,7 +22,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What both students are trained with. The learning rate is the one that suits the dense student best."""
+    """What both students are trained with."""
 
     width: int = 256
     steps: int = 1200
