@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.fx.experimental.proxy_tensor
 from torch import nn
 
 import oracle
@@ -201,6 +202,32 @@ def test_a_negated_view():
     negated = torch.randn(3, 4, dtype=torch.complex128).conj().imag
     assert negated.is_neg()
     torch.testing.assert_close(layer(negated), layer(negated.resolve_neg()))
+
+
+def test_dual_numbers_through_a_layer():
+    layer = SPMLinear(6, 6, dtype=torch.float64)
+    x, tangent = torch.randn(2, 4, 6, dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        y = layer(torch.autograd.forward_ad.make_dual(x, tangent))
+        actual = torch.autograd.forward_ad.unpack_dual(y).tangent
+    torch.testing.assert_close(actual, tangent @ layer.to_dense().T)
+
+
+def test_a_tracer_sees_the_operator():
+    layer = SPMLinear(6, 6)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(layer)(torch.randn(2, 6))
+    assert library.spm in [node.target for node in graph.graph.nodes]
+    x = torch.randn(5, 6)
+    with torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x)).shape == (5, 6)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is on its way out, but it must not record a constant
+def test_jit_trace():
+    layer = SPMLinear(6, 6)
+    traced = torch.jit.trace(layer, torch.randn(2, 6), check_trace=False)
+    x = torch.randn(2, 6)
+    torch.testing.assert_close(traced(x), layer(x))
 
 
 def test_forward_mode_of_a_layer():

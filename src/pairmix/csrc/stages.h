@@ -27,38 +27,93 @@ struct Stage {
 template <class T>
 using Units = Vector<T>* const*;
 
+// The block of a unit with another: its coefficients, and the sums that become their gradients.
 template <class T, int kLanes>
-void general_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
-  const T* coeffs = stage.coeffs;
-  for (int32_t p = 0; p < stage.units / 2; ++p, coeffs += 4 * kLanes) {
-    const auto a = spread<kLanes>(coeffs), b = spread<kLanes>(coeffs + kLanes);
-    const auto c = spread<kLanes>(coeffs + 2 * kLanes), d = spread<kLanes>(coeffs + 3 * kLanes);
+struct GeneralBlock {
+  Vector<T> a, b, c, d, ga{}, gb{}, gc{}, gd{};
+
+  explicit GeneralBlock(const T* coeffs)
+      : a(spread<kLanes>(coeffs)),
+        b(spread<kLanes>(coeffs + kLanes)),
+        c(spread<kLanes>(coeffs + 2 * kLanes)),
+        d(spread<kLanes>(coeffs + 3 * kLanes)) {}
+
+  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return a * x1 + b * x2; }
+  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return c * x1 + d * x2; }
+  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return a * g1 + c * g2; }
+  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return b * g1 + d * g2; }
+
+  void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2) {
+    ga += g1 * x1;
+    gb += g1 * x2;
+    gc += g2 * x1;
+    gd += g2 * x2;
+  }
+  void add_gradients_to(T* gradients) const {
+    add_folded<kLanes, T>(gradients, ga);
+    add_folded<kLanes, T>(gradients + kLanes, gb);
+    add_folded<kLanes, T>(gradients + 2 * kLanes, gc);
+    add_folded<kLanes, T>(gradients + 3 * kLanes, gd);
+  }
+};
+
+// The gradient of an angle is cos * across - sin * along, with across = g2 x1 - g1 x2 and along = g1 x1 + g2 x2.
+template <class T, int kLanes>
+struct RotationBlock {
+  Vector<T> cos, sin, across{}, along{};
+
+  explicit RotationBlock(const T* coeffs) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + kLanes)) {}
+
+  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return cos * x1 - sin * x2; }
+  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return sin * x1 + cos * x2; }
+  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g1 + sin * g2; }
+  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - sin * g1; }
+
+  void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2) {
+    across += g2 * x1;
+    across -= g1 * x2;
+    along += g1 * x1;
+    along += g2 * x2;
+  }
+  void add_gradients_to(T* gradients) const {
+    add_folded<kLanes, T>(gradients, across);
+    add_folded<kLanes, T>(gradients + kLanes, along);
+  }
+};
+
+template <class Block, class T, int kLanes>
+void pairs_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
+  for (int32_t p = 0; p < stage.units / 2; ++p) {
+    const Block block(stage.coeffs + int64_t{p} * 4 * kLanes);
     const auto [i, j] = stage.pairs[p];
     const Vector<T>*x1 = from[i], *x2 = from[j];
     Vector<T>*y1 = to[i], *y2 = to[j];
 #pragma GCC unroll 4
     for (int32_t r = 0; r < stage.depth; ++r) {
       const auto first = x1[r], second = x2[r];
-      y1[r] = a * first + b * second;
-      y2[r] = c * first + d * second;
+      y1[r] = block.first(first, second);
+      y2[r] = block.second(first, second);
     }
   }
 }
 
-template <class T, int kLanes>
-void rotation_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
-  const T* coeffs = stage.coeffs;
-  for (int32_t p = 0; p < stage.units / 2; ++p, coeffs += 4 * kLanes) {
-    const auto cos = spread<kLanes>(coeffs), sin = spread<kLanes>(coeffs + kLanes);
+// g becomes the gradient of the stage's input z; those of the coefficients are added up.
+template <class Block, class T, int kLanes, bool kParameters>
+void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
+  for (int32_t p = 0; p < stage.units / 2; ++p) {
+    const int64_t at = int64_t{p} * 4 * kLanes;
+    Block block(stage.coeffs + at);
     const auto [i, j] = stage.pairs[p];
-    const Vector<T>*x1 = from[i], *x2 = from[j];
-    Vector<T>*y1 = to[i], *y2 = to[j];
-#pragma GCC unroll 4
+    const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
+    Vector<T>*g1 = g[i], *g2 = g[j];
+#pragma GCC unroll 2
     for (int32_t r = 0; r < stage.depth; ++r) {
-      const auto first = x1[r], second = x2[r];
-      y1[r] = cos * first - sin * second;
-      y2[r] = sin * first + cos * second;
+      const auto first = g1[r], second = g2[r];
+      if constexpr (kParameters) block.add(x1[r], x2[r], first, second);
+      g1[r] = block.first_transposed(first, second);
+      g2[r] = block.second_transposed(first, second);
     }
+    if constexpr (kParameters) block.add_gradients_to(stage.gradients + at);
   }
 }
 
@@ -86,71 +141,6 @@ void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
       int s = 0;
       ((z = crossed<T, kStrides>(p[s], q[s], z), ++s), ...);
       y[r] = z;
-    }
-  }
-}
-
-// g becomes the gradient of the stage's input z; those of the coefficients are added up.
-template <class T, int kLanes, bool kParameters>
-void general_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
-  const T* coeffs = stage.coeffs;
-  T* gradients = stage.gradients;
-  for (int32_t p = 0; p < stage.units / 2; ++p, coeffs += 4 * kLanes) {
-    const auto a = spread<kLanes>(coeffs), b = spread<kLanes>(coeffs + kLanes);
-    const auto c = spread<kLanes>(coeffs + 2 * kLanes), d = spread<kLanes>(coeffs + 3 * kLanes);
-    Vector<T> ga{}, gb{}, gc{}, gd{};
-    const auto [i, j] = stage.pairs[p];
-    const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
-    Vector<T>*g1 = g[i], *g2 = g[j];
-#pragma GCC unroll 2
-    for (int32_t r = 0; r < stage.depth; ++r) {
-      const auto first = g1[r], second = g2[r];
-      if constexpr (kParameters) {
-        ga += first * x1[r];
-        gb += first * x2[r];
-        gc += second * x1[r];
-        gd += second * x2[r];
-      }
-      g1[r] = a * first + c * second;
-      g2[r] = b * first + d * second;
-    }
-    if constexpr (kParameters) {
-      add_folded<kLanes, T>(gradients, ga);
-      add_folded<kLanes, T>(gradients + kLanes, gb);
-      add_folded<kLanes, T>(gradients + 2 * kLanes, gc);
-      add_folded<kLanes, T>(gradients + 3 * kLanes, gd);
-      gradients += 4 * kLanes;
-    }
-  }
-}
-
-// The gradient of an angle is cos * (g2 x1 - g1 x2) - sin * (g1 x1 + g2 x2); the two brackets are added up.
-template <class T, int kLanes, bool kParameters>
-void rotation_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
-  const T* coeffs = stage.coeffs;
-  T* gradients = stage.gradients;
-  for (int32_t p = 0; p < stage.units / 2; ++p, coeffs += 4 * kLanes) {
-    const auto cos = spread<kLanes>(coeffs), sin = spread<kLanes>(coeffs + kLanes);
-    Vector<T> across{}, along{};
-    const auto [i, j] = stage.pairs[p];
-    const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
-    Vector<T>*g1 = g[i], *g2 = g[j];
-#pragma GCC unroll 2
-    for (int32_t r = 0; r < stage.depth; ++r) {
-      const auto first = g1[r], second = g2[r];
-      if constexpr (kParameters) {
-        across += second * x1[r];
-        across -= first * x2[r];
-        along += first * x1[r];
-        along += second * x2[r];
-      }
-      g1[r] = cos * first + sin * second;
-      g2[r] = cos * second - sin * first;
-    }
-    if constexpr (kParameters) {
-      add_folded<kLanes, T>(gradients, across);
-      add_folded<kLanes, T>(gradients + kLanes, along);
-      gradients += 4 * kLanes;
     }
   }
 }
@@ -214,9 +204,9 @@ inline void with_stride(int32_t stride, F f) {
 template <class T, int kLanes>
 inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   if (stage.kind == Kind::general)
-    general_forward<T, kLanes>(stage, from, to);
+    pairs_forward<GeneralBlock<T, kLanes>, T, kLanes>(stage, from, to);
   else if (stage.kind == Kind::rotation)
-    rotation_forward<T, kLanes>(stage, from, to);
+    pairs_forward<RotationBlock<T, kLanes>, T, kLanes>(stage, from, to);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) { inside_forward<T, kLanes, stride()>(stage, from, to); });
   else if constexpr (kLanes >= 8)
@@ -226,9 +216,9 @@ inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
 template <class T, int kLanes, bool kParameters>
 inline void stage_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   if (stage.kind == Kind::general)
-    general_backward<T, kLanes, kParameters>(stage, z, g);
+    pairs_backward<GeneralBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
   else if (stage.kind == Kind::rotation)
-    rotation_backward<T, kLanes, kParameters>(stage, z, g);
+    pairs_backward<RotationBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) {
       inside_backward<T, kLanes, kParameters, stride()>(stage, z, g);
