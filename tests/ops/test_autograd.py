@@ -226,8 +226,21 @@ def test_a_tracer_sees_the_operator():
 def test_jit_trace():
     layer = SPMLinear(6, 6)
     traced = torch.jit.trace(layer, torch.randn(2, 6), check_trace=False)
+    assert "pairmix::spm" in str(traced.inlined_graph)
     x = torch.randn(2, 6)
     torch.testing.assert_close(traced(x), layer(x))
+
+
+def test_gradients_of_parameters_alone():
+    layer = SPMLinear(6, 6, dtype=torch.float64)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def loss(parameters):
+        return torch.func.functional_call(layer, parameters, (x,)).sin().sum()
+
+    expected = torch.autograd.grad(layer(x).sin().sum(), list(layer.parameters()))
+    torch.testing.assert_close(tuple(torch.func.grad(loss)(parameters).values()), expected)
 
 
 def test_forward_mode_of_a_layer():
