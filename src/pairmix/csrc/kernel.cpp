@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "pack.h"
+#include "coeffs.h"
 #include "stages.h"
 #include "tiles.h"
 
@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kForwardComponentBytes = 16 << 10;
 constexpr int64_t kBackwardComponentBytes = 32 << 10;
+constexpr int64_t kKeptBytes = 256 << 10;
 constexpr int32_t kDeepest = 16;  // vectors below each other; more would not make better use of the coefficients
 
 // Memory that a thread keeps from call to call.
@@ -67,13 +68,16 @@ class Parts {
   int64_t used_ = 0;
 };
 
+// What a thread works with.
 template <class T>
 struct Workspace {
-  int32_t depth;  // of the tile at hand: the last one may be less deep
+  int64_t start, count;  // the rows of the tile at hand
+  int32_t depth;
   std::vector<Tile<T>> kept;  // the input of every group
   Tile<T> gradient;
-  // Pointers to the units of a component: to its gradient, its input and, from there on, the inputs of later stages.
-  std::vector<Vector<T>*> units;
+  // Pointers to the units of a component: in the tiles at hand, and in the inputs of the second and of later steps.
+  Vector<T> **from, **to, **levels;
+  std::vector<Vector<T>*> pointers;
   T *buffer, *coeff_gradients, *bias_gradient;
 };
 
@@ -85,8 +89,9 @@ class Run {
       : call_(call),
         plan_(*call.plan),
         depth_(choose_depth(call)),
-        layout_(plan_.layout(Simd<T>::width, budget(backward) / (depth_ * kVectorBytes), backward)),
-        packer_(call, layout_),
+        layout_(plan_.layout(Simd<T>::width, budget(backward), backward)),
+        mover_(plan_.n(), layout_.units),
+        coeffs_(call, layout_),
         backward_(backward) {
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
     tiles_ = (call.rows + rows_per_tile_ - 1) / rows_per_tile_;
@@ -99,9 +104,9 @@ class Run {
     lay_out(count);
     Parts parts(arena().at_least(count.used()));
     lay_out(parts);
-    place_units(layout_.units, depth_, offset_);
+    for (int32_t unit = 0; unit < layout_.units; ++unit) offset_[unit] = place(unit) * depth_;
+    if (wants_rest_) coeffs_.prepare(coeff_memory_);
     make_steps();
-    if (wants_rest_) packer_.template pack<kLanes>(coeffs_, call.threads);
   }
 
   void forward() {
@@ -110,14 +115,8 @@ class Run {
       Workspace<T>& work = workspaces_[omp_get_thread_num()];
 #pragma omp for schedule(static)
       for (int64_t t = 0; t < tiles_; ++t) {
-        const int64_t start = t * rows_per_tile_, count = std::min(rows_per_tile_, call_.rows - start);
-        const Tile<T>& z = work.kept[0];
-        work.depth = depth_of(count);
-        read_tile<S, T, kLanes>(call_.x, start, count, call_.in_features, plan_.n(), layout_.units, z, work.buffer, nullptr);
-        for (size_t k = 0; k < layout_.groups.size(); ++k)
-          for (const Component& component : layout_.groups[k].components) group_forward(k, component, z, z, work);
-        write_tile<S, T, kLanes>(z, plan_.n(), layout_.units, static_cast<const T*>(call_.parameters.bias), call_.y, start,
-                                 count, call_.out_features, work.buffer);
+        begin(t, work);
+        tile_forward(work);
       }
     }
   }
@@ -127,12 +126,13 @@ class Run {
 #pragma omp parallel num_threads(threads_)
     {
       Workspace<T>& work = workspaces_[omp_get_thread_num()];
-      if (wants_parameters_) std::fill(work.coeff_gradients, work.coeff_gradients + layout_.coeffs, T(0));
+      if (wants_parameters_) std::fill(work.coeff_gradients, work.coeff_gradients + plan_.stages() * coeffs_.stage_size(), T(0));
       if (bias_gradient) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
 #pragma omp for schedule(static)
-      for (int64_t t = 0; t < tiles_; ++t)
-        tile_backward(t * rows_per_tile_, std::min(rows_per_tile_, call_.rows - t * rows_per_tile_), work,
-                      bias_gradient ? work.bias_gradient : nullptr);
+      for (int64_t t = 0; t < tiles_; ++t) {
+        begin(t, work);
+        tile_backward(work);
+      }
     }
     // Summed in the order of the threads, so that the result is the same on every run.
     if (bias_gradient)
@@ -143,13 +143,17 @@ class Run {
     if (wants_parameters_) {
       std::vector<T*> coeff_gradients;
       for (const Workspace<T>& work : workspaces_) coeff_gradients.push_back(work.coeff_gradients);
-      packer_.template unpack<kLanes>(coeff_gradients, call_.gradients, call_.threads);
+      coeffs_.collect(coeff_gradients, call_.gradients, call_.threads);
     }
   }
 
  private:
-  static int32_t budget(bool backward) {
-    return static_cast<int32_t>(backward ? kBackwardComponentBytes : kForwardComponentBytes);
+  // What a component may take, in units. Backward, if there is not much, the inputs of all stages are kept at once: in the L2
+  // cache, but without computing anything twice.
+  int64_t budget(bool backward) const {
+    const int64_t unit_bytes = depth_ * kVectorBytes, all = (plan_.stages() + 2) * ((plan_.even() + kLanes - 1) / kLanes);
+    if (backward && all * unit_bytes <= kKeptBytes) return all;
+    return (backward ? kBackwardComponentBytes : kForwardComponentBytes) / unit_bytes;
   }
 
   static int32_t choose_depth(const Call& call) {
@@ -162,43 +166,47 @@ class Run {
     return depth;
   }
 
-  static int32_t depth_of(int64_t rows) {
+  void begin(int64_t tile, Workspace<T>& work) const {
     constexpr int64_t together = Simd<T>::width / kLanes;
-    return static_cast<int32_t>((rows + together - 1) / together);
+    work.start = tile * rows_per_tile_;
+    work.count = std::min(rows_per_tile_, call_.rows - work.start);
+    work.depth = static_cast<int32_t>((work.count + together - 1) / together);
   }
 
   void lay_out(Parts& parts) {
-    const int64_t tile = tile_vectors(layout_.units, depth_);
-    const int64_t padded = int64_t{layout_.units} * kLanes;
-    coeffs_ = parts.take<T>(layout_.coeffs);
+    const int64_t tile = int64_t{place(layout_.units)} * depth_, largest = layout_.largest;
+    const int64_t levels = backward_ && wants_parameters_ ? layout_.longest : 0;
+    coeff_memory_ = parts.take<T>(coeffs_.memory_size());
     offset_ = parts.take<int32_t>(layout_.units);
     workspaces_.assign(threads_, {});
     for (Workspace<T>& work : workspaces_) {
       const size_t kept = wants_parameters_ ? layout_.groups.size() : backward_ ? 0 : 1;
       for (size_t k = 0; k < kept; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offset_});
-      work.buffer = parts.take<T>((Simd<T>::width / kLanes + 1) * padded);
-      work.units.resize((size_t{2} + layout_.longest) * layout_.largest);
+      work.buffer = parts.take<T>(mover_.buffer_size());
+      work.pointers.resize((2 + levels) * largest);
+      work.from = work.pointers.data(), work.to = work.from + largest, work.levels = work.to + largest;
+      Vector<T>* vectors = parts.take<Vector<T>>(levels * largest * depth_);
+      for (int64_t k = 0; k < levels * largest; ++k) work.levels[k] = vectors + k * depth_;
       if (!backward_) continue;
       work.gradient = {parts.take<Vector<T>>(tile), offset_};
-      work.bias_gradient = parts.take<T>(call_.out_features);
-      if (!wants_parameters_) continue;
-      work.coeff_gradients = parts.take<T>(layout_.coeffs);
-      Vector<T>* levels = parts.take<Vector<T>>(int64_t{layout_.longest} * layout_.largest * depth_);
-      for (int64_t k = 0; k < int64_t{layout_.longest} * layout_.largest; ++k)
-        work.units[2 * layout_.largest + k] = levels + k * depth_;
+      if (call_.gradients.bias) work.bias_gradient = parts.take<T>(int64_t{layout_.units} * kLanes);
+      if (wants_parameters_) work.coeff_gradients = parts.take<T>(plan_.stages() * coeffs_.stage_size());
     }
   }
 
-  void locate(const Component& component, const Tile<T>& tile, Vector<T>** units) const {
-    for (int32_t k = 0; k < component.units; ++k) units[k] = tile.unit(layout_.unit_list[component.units_begin + k]);
+  const int32_t* unit_list(const Component& component) const { return layout_.unit_list.data() + component.units_begin; }
+
+  Units<T> locate(const Component& component, const Tile<T>& tile, Vector<T>** units) const {
+    for (int32_t k = 0; k < component.units; ++k) units[k] = tile.unit(unit_list(component)[k]);
+    return units;
   }
 
   // One stage of a group, or several that are computed as one: what does not depend on the component.
   struct Step {
+    int32_t stage;
     Kind kind;
-    int32_t stride;
-    int32_t earlier;              // stages before it in its group
-    int32_t earlier_whole_units;  // of which pair whole units
+    bool quads;                   // forward, it is computed together with the next one
+    int32_t earlier_whole_units;  // stages before it in its group that pair whole units
   };
 
   void make_steps() {
@@ -208,7 +216,8 @@ class Run {
       for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
         const int32_t* stride = layout_.stride.data() + l;
         const bool fused = kLanes >= 8 && l + 3 <= group.last_stage && stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
-        steps.push_back({fused ? Kind::inside_1_2_4 : packer_.kind(l), *stride, l - group.first_stage, whole_units});
+        const bool quads = layout_.quads[l] && coeffs_.kind(l) == coeffs_.kind(l + 1);
+        steps.push_back({l, fused ? Kind::inside_1_2_4 : coeffs_.kind(l), quads, whole_units});
         whole_units += !*stride;
         if (fused) l += 2;
       }
@@ -216,71 +225,99 @@ class Run {
   }
 
   Stage<T> stage(const Component& component, const Step& step, const Workspace<T>& work, T* gradients) const {
-    const int64_t at = component.coeffs_begin + int64_t{2} * kLanes * component.units * step.earlier;
     const int32_t pairs = component.pairs_begin + step.earlier_whole_units * (component.units / 2);
-    return {step.kind,    step.stride, layout_.pairs.data() + pairs,           component.units,
-            coeffs_ + at, gradients ? gradients + at : nullptr, work.depth};
+    return {step.kind,
+            layout_.stride[step.stage],
+            layout_.pairs.data() + pairs,
+            layout_.unit_list.data() + component.units_begin,
+            component.units,
+            coeffs_.of(step.stage),
+            coeffs_.step(step.stage),
+            coeffs_.row(step.stage),
+            gradients ? gradients + step.stage * coeffs_.stage_size() : nullptr,
+            coeffs_.stage_size(),
+            work.depth};
   }
 
-  // The stages of a group on one component, from one tile to another or in place.
-  void group_forward(size_t number, const Component& component, const Tile<T>& from, const Tile<T>& to,
-                     Workspace<T>& work) const {
-    Vector<T>**from_units = work.units.data(), **to_units = from_units + layout_.largest;
-    locate(component, from, from_units);
-    locate(component, to, to_units);
-    for (const Step& step : steps_[number]) {
-      stage_forward<T, kLanes>(stage(component, step, work, nullptr), from_units, to_units);
-      from_units = to_units;
+  // The steps of a group up to `end` on one component. Step k reads units(k) and writes units(k + 1).
+  template <bool kKeepsAll, class UnitsOfStep>
+  void steps_forward(size_t number, size_t end, const Component& component, Workspace<T>& work, UnitsOfStep units) const {
+    const auto stage_of = [&](size_t k) { return stage(component, steps_[number][k], work, nullptr); };
+    for (size_t k = 0; k < end; ++k) {
+      if (steps_[number][k].quads && k + 1 < end) {
+        stages_forward<T, kLanes, kKeepsAll>(stage_of(k), stage_of(k + 1), units(k), units(k + 1), units(k + 2));
+        ++k;
+      } else {
+        stage_forward<T, kLanes>(stage_of(k), units(k), units(k + 1));
+      }
     }
   }
 
-  void tile_backward(int64_t start, int64_t count, Workspace<T>& work, T* bias_gradient) const {
+  void group_forward(size_t number, const Component& component, Units<T> from, Units<T> to, Workspace<T>& work) const {
+    steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? to : from; });
+  }
+
+  void tile_forward(Workspace<T>& work) const {
+    const Tile<T>& z = work.kept[0];
+    mover_.read(call_.x, work.start, work.count, call_.in_features, z, work.buffer, nullptr);
+    for (size_t k = 0; k < layout_.groups.size(); ++k)
+      for (const Component& component : layout_.groups[k].components) {
+        const Units<T> units = locate(component, z, work.from);
+        group_forward(k, component, units, units, work);
+      }
+    mover_.write(z, static_cast<const T*>(call_.parameters.bias), call_.y, work.start, work.count, call_.out_features,
+                 work.buffer);
+  }
+
+  void tile_backward(Workspace<T>& work) const {
     const auto& groups = layout_.groups;
-    work.depth = depth_of(count);
     if (wants_parameters_) {
-      read_tile<S, T, kLanes>(call_.x, start, count, call_.in_features, plan_.n(), layout_.units, work.kept[0], work.buffer,
-                              nullptr);
+      mover_.read(call_.x, work.start, work.count, call_.in_features, work.kept[0], work.buffer, nullptr);
       for (size_t k = 0; k + 1 < groups.size(); ++k)
         for (const Component& component : groups[k].components)
-          group_forward(k, component, work.kept[k], work.kept[k + 1], work);
+          group_forward(k, component, locate(component, work.kept[k], work.from),
+                        locate(component, work.kept[k + 1], work.to), work);
     }
-    read_tile<S, T, kLanes>(call_.grad, start, count, call_.out_features, plan_.n(), layout_.units, work.gradient,
-                            work.buffer, bias_gradient);
+    mover_.read(call_.grad, work.start, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient);
     if (!wants_rest_) return;
     for (size_t k = groups.size(); k-- > 0;)
       for (const Component& component : groups[k].components) group_backward(k, component, work);
     if (call_.grad_x.data)
-      write_tile<S, T, kLanes>(work.gradient, plan_.n(), layout_.units, nullptr, call_.grad_x, start, count,
-                               call_.in_features, work.buffer);
+      mover_.write(work.gradient, nullptr, call_.grad_x, work.start, work.count, call_.in_features, work.buffer);
   }
 
-  // Computes the inputs of the group's stages again, in the L1 cache, and walks back.
+  // Computes the inputs of the group's steps again and walks back.
   void group_backward(size_t number, const Component& component, Workspace<T>& work) const {
-    const std::vector<Step>& steps = steps_[number];
-    Vector<T>**gradient = work.units.data(), **inputs = gradient + layout_.largest;
-    locate(component, work.gradient, gradient);
-    if (!wants_parameters_) {
-      for (size_t k = steps.size(); k-- > 0;)
-        stage_backward<T, kLanes, false>(stage(component, steps[k], work, nullptr), nullptr, gradient);
-      return;
+    const Units<T> gradient = locate(component, work.gradient, work.to);
+    if (wants_parameters_) {
+      const Units<T> first = locate(component, work.kept[number], work.from);
+      const auto input = [&](size_t k) { return k ? work.levels + (k - 1) * layout_.largest : first; };
+      steps_forward<true>(number, steps_[number].size() - 1, component, work, input);
+      steps_backward<true>(number, component, input, gradient, work);
+    } else {
+      steps_backward<false>(number, component, [](size_t) { return nullptr; }, gradient, work);
     }
-    locate(component, work.kept[number], inputs);
-    for (size_t k = 0; k + 1 < steps.size(); ++k, inputs += layout_.largest)
-      stage_forward<T, kLanes>(stage(component, steps[k], work, nullptr), inputs, inputs + layout_.largest);
-    for (size_t k = steps.size(); k-- > 0; inputs -= layout_.largest)
-      stage_backward<T, kLanes, true>(stage(component, steps[k], work, work.coeff_gradients), inputs, gradient);
+  }
+
+  template <bool kParameters, class UnitsOfStep>
+  void steps_backward(size_t number, const Component& component, UnitsOfStep input, Units<T> gradient,
+                      Workspace<T>& work) const {
+    for (size_t k = steps_[number].size(); k-- > 0;)
+      stage_backward<T, kLanes, kParameters>(stage(component, steps_[number][k], work, work.coeff_gradients), input(k),
+                                             gradient);
   }
 
   const Call& call_;
   const Plan& plan_;
   const int32_t depth_;
   const Layout& layout_;
-  const Packer<T> packer_;
+  const Mover<S, T, kLanes> mover_;
+  Coeffs<T, kLanes> coeffs_;
   const bool backward_;
   bool wants_parameters_, wants_rest_;
   int64_t rows_per_tile_, tiles_;
   int32_t threads_;
-  T* coeffs_;
+  T* coeff_memory_;
   int32_t* offset_;
   std::vector<Workspace<T>> workspaces_;
   std::vector<std::vector<Step>> steps_;  // of every group

@@ -9,38 +9,37 @@ namespace pairmix {
 
 Plan::Plan(const int32_t* order, int32_t stages, int32_t n)
     : n_(n), given_stages_(stages), stages_(std::max(stages, 1)) {
-  const int32_t half = n / 2;
-  pair_at_.assign(int64_t{stages_} * even(), kNoPair);
-  partner_.resize(int64_t{stages_} * even());
+  const int64_t all = int64_t{stages_} * even();
+  members_.resize(all);
+  partner_.resize(all);
+  number_.resize(all);
   for (int32_t l = 0; l < stages_; ++l) {
-    int32_t* pair_at = pair_at_.data() + int64_t{l} * even();
-    int32_t* partner = partner_.data() + int64_t{l} * even();
-    if (l >= stages) {  // the stage that changes nothing
-      for (int32_t i = 0; i < even(); ++i) partner[i] = i ^ 1;
-      continue;
+    int32_t* members = members_.data() + int64_t{l} * even();
+    if (l < stages) {
+      const int32_t* stage = order + int64_t{l} * n;
+      std::vector<bool> seen(n, false);
+      for (int32_t k = 0; k < n; ++k) {
+        const int32_t i = stage[k];
+        if (i < 0 || i >= n || seen[i])
+          throw std::invalid_argument("stage " + std::to_string(l) + " of the order is no permutation: coordinate " +
+                                      std::to_string(i) + " is outside of it or there twice");
+        seen[i] = true;
+      }
+      std::copy(stage, stage + pairs(), members);
+      std::copy(stage + pairs(), stage + 2 * pairs(), members + half());
+      if (n % 2) members[half() - 1] = stage[n - 1], members[even() - 1] = n;
+    } else {  // the stage that changes nothing
+      for (int32_t p = 0; p < half(); ++p) members[p] = 2 * p, members[half() + p] = 2 * p + 1;
     }
-    const int32_t* stage = order + int64_t{l} * n;
-    std::vector<bool> seen(n, false);
-    for (int32_t k = 0; k < n; ++k) {
-      const int32_t i = stage[k];
-      if (i < 0 || i >= n || seen[i])
-        throw std::invalid_argument("stage " + std::to_string(l) + " of the order is no permutation: coordinate " +
-                                    std::to_string(i) + " is outside of it or there twice");
-      seen[i] = true;
-    }
-    for (int32_t p = 0; p < half; ++p) {
-      const int32_t i = stage[p], j = stage[half + p];
-      pair_at[i] = p, pair_at[j] = ~p;
-      partner[i] = j, partner[j] = i;
-    }
-    if (n % 2) {
-      const int32_t residual = stage[n - 1];
-      partner[residual] = n, partner[n] = residual;
+    for (int32_t p = 0; p < half(); ++p) {
+      const int64_t first = int64_t{l} * even() + members[p], second = int64_t{l} * even() + members[half() + p];
+      number_[first] = p, number_[second] = ~p;
+      partner_[first] = members[half() + p], partner_[second] = members[p];
     }
   }
 }
 
-const Layout& Plan::layout(int32_t width, int32_t budget, bool keeps_stages) const {
+const Layout& Plan::layout(int32_t width, int64_t budget, bool keeps_stages) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const Made& made : made_)
     if (made.width == width && made.budget == budget && made.keeps_stages == keeps_stages) return *made.layout;
@@ -50,45 +49,59 @@ const Layout& Plan::layout(int32_t width, int32_t budget, bool keeps_stages) con
 
 int32_t Plan::lanes(int32_t width) const { return layout(width, 1, false).lanes; }
 
-// Whether units of so many lanes meet as a whole, or are closed in themselves, at every stage.
+// Whether units of so many lanes meet as a whole, or are closed in themselves, at every stage, and the numbers run along.
 bool Plan::fits(int32_t lanes, std::vector<int32_t>& stride) const {
   if (even() % lanes) return false;
   stride.assign(stages_, 0);
   for (int32_t l = 0; l < stages_; ++l) {
-    const int32_t distance = partner(l, 0);
-    if (distance < lanes) stride[l] = distance;
-    if (stride[l] & (stride[l] - 1)) return false;
+    const int32_t s = partner(l, 0) < lanes ? partner(l, 0) : 0;
+    if (s & (s - 1)) return false;
+    stride[l] = s;
     for (int32_t i = 0; i < even(); ++i) {
-      const int32_t j = partner(l, i);
-      if (stride[l] ? (i ^ j) != stride[l] : (j % lanes != i % lanes || j - i != partner(l, i - i % lanes) - (i - i % lanes)))
-        return false;
+      const int32_t lane = i % lanes, unit = i - lane;
+      if (s) {
+        const int32_t expected = unit / 2 + lane / (2 * s) * s + lane % s;
+        if (partner(l, i) != (i ^ s) || number(l, i) != (lane & s ? ~expected : expected)) return false;
+      } else {
+        const int32_t first = number(l, unit);
+        if (partner(l, unit) % lanes || partner(l, i) != partner(l, unit) + lane) return false;
+        if (number(l, i) != (first < 0 ? first - lane : first + lane)) return false;
+      }
     }
   }
   return true;
 }
 
-std::unique_ptr<Layout> Plan::make_layout(int32_t width, int32_t budget, bool keeps_stages) const {
+bool Plan::in_quads(int32_t l, int32_t lanes) const {
+  for (int32_t a = 0; a < even(); a += lanes) {
+    if (number(l, a) < 0) continue;
+    const int32_t b = partner(l, a), c = partner(l + 1, a), d = partner(l + 1, b);
+    if (partner(l, c) != d || number(l, c) < 0 || (number(l + 1, a) < 0) != (number(l + 1, b) < 0)) return false;
+  }
+  return true;
+}
+
+std::unique_ptr<Layout> Plan::make_layout(int32_t width, int64_t budget, bool keeps_stages) const {
   auto layout = std::make_unique<Layout>();
   layout->lanes = width;
   while (!fits(layout->lanes, layout->stride)) layout->lanes /= 2;
-  const int32_t lanes = layout->lanes;
-  layout->units = even() / lanes;
+  const int32_t lanes = layout->lanes, units = layout->units = even() / lanes;
   layout->largest = layout->longest = 0;
-  layout->coeffs = 0;
+  layout->quads.assign(stages_, false);
 
   // Components are found by union-find; a group takes stages as long as its components stay small.
-  std::vector<int32_t> root(layout->units), size(layout->units);
+  std::vector<int32_t> root(units), size(units);
   const auto find = [&root](int32_t unit) {
     while (root[unit] != unit) unit = root[unit] = root[root[unit]];
     return unit;
   };
   const auto largest_after = [&](int32_t l) {
-    int32_t largest = 1;
-    for (int32_t unit = 0; unit < layout->units; ++unit) {
+    for (int32_t unit = 0; unit < units; ++unit) {
       const int32_t a = find(unit), b = find(partner(l, unit * lanes) / lanes);
       if (a != b) root[b] = a, size[a] += size[b];
     }
-    for (int32_t unit = 0; unit < layout->units; ++unit) largest = std::max(largest, size[find(unit)]);
+    int32_t largest = 1;
+    for (int32_t unit = 0; unit < units; ++unit) largest = std::max(largest, size[find(unit)]);
     return largest;
   };
   for (int32_t first = 0, last; first < stages_; first = last) {
@@ -96,38 +109,62 @@ std::unique_ptr<Layout> Plan::make_layout(int32_t width, int32_t budget, bool ke
     std::fill(size.begin(), size.end(), 1);
     std::vector<int32_t> root_before = root;
     for (last = first; last < stages_; ++last) {
-      const int32_t largest = largest_after(last);
-      const int32_t kept = keeps_stages ? last - first + 2 : 1;
-      if (last > first && largest * kept > budget) break;
+      const int64_t kept = keeps_stages ? last - first + 2 : 1;
+      if (largest_after(last) * kept > budget && last > first) break;
       root_before = root;
     }
     root = root_before;
+    for (int32_t l = first; l + 1 < last; ++l)
+      if (!layout->stride[l] && !layout->stride[l + 1] && in_quads(l, lanes)) layout->quads[l++] = true;
 
     Group group{first, last, {}};
-    std::vector<std::vector<int32_t>> members(layout->units);
-    for (int32_t unit = 0; unit < layout->units; ++unit) members[find(unit)].push_back(unit);
-    std::vector<int32_t> local(layout->units);
-    for (const auto& units : members) {
-      if (units.empty()) continue;
-      const auto count = static_cast<int32_t>(units.size());
-      group.components.push_back({static_cast<int32_t>(layout->unit_list.size()), count,
-                                  static_cast<int32_t>(layout->pairs.size()), layout->coeffs});
-      layout->unit_list.insert(layout->unit_list.end(), units.begin(), units.end());
-      for (int32_t k = 0; k < count; ++k) local[units[k]] = k;
-      for (int32_t l = first; l < last; ++l) {
-        layout->coeffs += int64_t{2} * lanes * count;
-        if (layout->stride[l]) continue;
-        for (const int32_t unit : units) {
-          const int32_t other = partner(l, unit * lanes) / lanes;
-          if (unit < other) layout->pairs.push_back({local[unit], local[other]});
-        }
-      }
-      layout->largest = std::max(layout->largest, count);
+    std::vector<int32_t> local(units);
+    std::vector<std::vector<int32_t>> members(units);
+    for (int32_t unit = 0; unit < units; ++unit) members[find(unit)].push_back(unit);
+    const int64_t kept = keeps_stages ? last - first + 1 : 1;
+    for (const auto& closed : members) {
+      if (closed.empty()) continue;
+      const auto count = static_cast<int32_t>(closed.size());
+      // Small ones are taken together.
+      if (group.components.empty() || (group.components.back().units + count) * kept > budget)
+        group.components.push_back({static_cast<int32_t>(layout->unit_list.size()), 0, 0});
+      layout->unit_list.insert(layout->unit_list.end(), closed.begin(), closed.end());
+      group.components.back().units += count;
+    }
+    for (Component& component : group.components) {
+      component.pairs_begin = static_cast<int32_t>(layout->pairs.size());
+      add_pairs(*layout, group, component, local);
+      layout->largest = std::max(layout->largest, component.units);
     }
     layout->longest = std::max(layout->longest, last - first);
     layout->groups.push_back(std::move(group));
   }
   return layout;
+}
+
+void Plan::add_pairs(Layout& layout, const Group& group, const Component& component, std::vector<int32_t>& local) const {
+  const int32_t lanes = layout.lanes;
+  const int32_t* units = layout.unit_list.data() + component.units_begin;
+  for (int32_t k = 0; k < component.units; ++k) local[units[k]] = k;
+  const auto is_first = [&](int32_t l, int32_t unit) { return number(l, unit * lanes) >= 0; };
+  const auto other = [&](int32_t l, int32_t unit) { return partner(l, unit * lanes) / lanes; };
+  const auto add = [&](int32_t l, int32_t unit) {
+    layout.pairs.push_back({local[unit], local[other(l, unit)], number(l, unit * lanes)});
+  };
+  for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
+    if (layout.stride[l]) continue;
+    if (!layout.quads[l]) {
+      for (int32_t k = 0; k < component.units; ++k)
+        if (is_first(l, units[k])) add(l, units[k]);
+      continue;
+    }
+    std::vector<int32_t> corners;  // the unit a of each quad
+    for (int32_t k = 0; k < component.units; ++k)
+      if (is_first(l, units[k]) && is_first(l + 1, units[k])) corners.push_back(units[k]);
+    for (const int32_t a : corners) add(l, a), add(l, other(l + 1, a));
+    for (const int32_t a : corners) add(l + 1, a), add(l + 1, other(l, a));
+    ++l;
+  }
 }
 
 }  // namespace pairmix

@@ -8,12 +8,11 @@
 
 namespace pairmix {
 
-// A set of units that the stages of a group never leave. It is small enough to be worked on in the L1 cache.
+// A set of units that the stages of a group never leave. It is small enough to be worked on in a cache.
 struct Component {
-  int32_t units_begin;   // its units are Layout::units[units_begin ...]
-  int32_t units;         // how many
-  int32_t pairs_begin;   // its pairs are Layout::pairs[pairs_begin ...], stage after stage, as local indices
-  int64_t coeffs_begin;  // where its coefficients start in the packed ones, counted in lanes
+  int32_t units_begin;  // its units are Layout::unit_list[units_begin ...]
+  int32_t units;        // how many
+  int32_t pairs_begin;  // its pairs are Layout::pairs[pairs_begin ...], stage after stage
 };
 
 struct Group {
@@ -21,19 +20,24 @@ struct Group {
   std::vector<Component> components;
 };
 
+// Two units that meet lane by lane: local indices into the component's units, and the number that the pair of their first
+// lanes has in the schedule. Those of the other lanes follow.
 struct Pair {
-  int32_t first, second;  // local indices into the component's units
+  int32_t first, second, number;
 };
 
 // A unit is `lanes` neighbouring coordinates. A vector holds one unit of width / lanes rows. Within a stage either all
-// pairs are inside units (stride[l] > 0: lane k meets lane k ^ stride) or whole units meet, lane by lane (stride[l] == 0).
+// pairs are inside units (stride[l] > 0: lane k meets lane k ^ stride) or whole units meet (stride[l] == 0). Either way the
+// numbers of the pairs run along, so that coefficients can be read as vectors from where the parameters are.
 struct Layout {
   int32_t lanes;
-  int32_t units;             // lanes * units coordinates, of which those from n on are always zero
-  int32_t largest;           // units of the largest component
-  int32_t longest;           // stages of the longest group
-  int64_t coeffs;            // packed coefficients, counted in numbers
+  int32_t units;    // lanes * units coordinates, of which those from n on are always zero
+  int32_t largest;  // units of the largest component
+  int32_t longest;  // stages of the longest group
   std::vector<int32_t> stride;
+  // Whether this stage and the next one, of the same group, fall into quads: in each component, the pairs 2q and 2q + 1 of
+  // this stage are (a, b) and (c, d), and those of the next one are (a, c) and (b, d).
+  std::vector<bool> quads;
   std::vector<Group> groups;
   std::vector<int32_t> unit_list;
   std::vector<Pair> pairs;
@@ -49,34 +53,38 @@ class Plan {
   // At least one: without any stage there is one that changes nothing, to which the diagonals can be attached.
   int32_t stages() const { return stages_; }
   int32_t pairs() const { return n_ / 2; }
-  // n, rounded up to even: the coordinate left over by an odd n is paired with one that is always zero.
+  // n, rounded up to even: the coordinate left over by an odd n is paired with one that is always zero, as the last pair.
   int32_t even() const { return n_ + n_ % 2; }
+  int32_t half() const { return even() / 2; }
 
-  // What is at a coordinate at a stage: pair p as its first (p) or its second member (~p), or no pair at all.
-  static constexpr int32_t kNoPair = INT32_MAX;
-  const int32_t* pair_at(int32_t stage) const { return pair_at_.data() + int64_t{stage} * even(); }
+  // The first members of the stage's pairs, by number; the second ones follow.
+  const int32_t* members(int32_t stage) const { return members_.data() + int64_t{stage} * even(); }
 
   // How many neighbouring coordinates share a vector of `width` numbers.
   int32_t lanes(int32_t width) const;
 
-  // The layout for vectors of `width` numbers, with components of at most `budget` units times stages kept.
-  const Layout& layout(int32_t width, int32_t budget, bool keeps_stages) const;
+  // The layout for vectors of `width` numbers. Components take at most `budget` units or, if the inputs of all stages of a
+  // group are kept, units times stages; single stages may take more.
+  const Layout& layout(int32_t width, int64_t budget, bool keeps_stages) const;
 
  private:
   struct Made {
-    int32_t width, budget;
+    int32_t width;
+    int64_t budget;
     bool keeps_stages;
     std::unique_ptr<Layout> layout;
   };
 
-  int32_t partner(int32_t stage, int32_t coordinate) const {
-    return partner_[int64_t{stage} * even() + coordinate];
-  }
+  int32_t partner(int32_t stage, int32_t i) const { return partner_[int64_t{stage} * even() + i]; }
+  // The number of the pair whose first member is at i, or ~number if i is the second.
+  int32_t number(int32_t stage, int32_t i) const { return number_[int64_t{stage} * even() + i]; }
   bool fits(int32_t lanes, std::vector<int32_t>& stride) const;
-  std::unique_ptr<Layout> make_layout(int32_t width, int32_t budget, bool keeps_stages) const;
+  bool in_quads(int32_t stage, int32_t lanes) const;
+  std::unique_ptr<Layout> make_layout(int32_t width, int64_t budget, bool keeps_stages) const;
+  void add_pairs(Layout& layout, const Group& group, const Component& component, std::vector<int32_t>& local) const;
 
   int32_t n_, given_stages_, stages_;
-  std::vector<int32_t> pair_at_, partner_;
+  std::vector<int32_t> members_, partner_, number_;
   mutable std::mutex mutex_;
   mutable std::vector<Made> made_;
 };

@@ -7,23 +7,31 @@
 namespace pairmix {
 namespace {
 
-// How the pairs of a stage are computed. `general` pairs have packed coefficients a, b, c, d; `rotation` pairs cos, sin;
-// pairs `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Three such stages in a row with
-// the strides 1, 2 and 4 are one `inside_1_2_4`, whose vectors stay in registers.
+// How the pairs of a stage are computed. `general` pairs have coefficients a, b, c, d; `rotation` pairs cos, sin; pairs
+// `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Three such stages in a row with the
+// strides 1, 2 and 4 are one `inside_1_2_4`, whose vectors stay in registers.
 enum class Kind { general, rotation, inside, inside_1_2_4 };
 
-// Everything that a stage of a component needs. The pointers lead to the units of the component, `depth` vectors each.
+// Everything that a stage of a component needs, except its vectors.
 template <class T>
 struct Stage {
   Kind kind;
   int32_t stride;
   const Pair* pairs;
-  int32_t units;
+  const int32_t* unit_list;  // the units of the component
+  int32_t units;             // how many
+  // Whole units: those of pair k start at coeffs[k * step], b, c and d follow at distances of `row`. Inside units: p and q
+  // of one unit after the other.
   const T* coeffs;
-  T* gradients;  // of the coefficients; null if nobody asked for them
+  int64_t step, row;
+  T* gradients;        // of the coefficients, as if they were packed; null if nobody asked for them
+  int64_t stage_size;  // from the coefficients of a stage inside units to those of the next one
   int32_t depth;
+
+  const T* of_pair(const Pair& pair) const { return coeffs + pair.number * step; }
 };
 
+// Pointers to the units of the component, `depth` vectors each.
 template <class T>
 using Units = Vector<T>* const*;
 
@@ -32,11 +40,11 @@ template <class T, int kLanes>
 struct GeneralBlock {
   Vector<T> a, b, c, d, ga{}, gb{}, gc{}, gd{};
 
-  explicit GeneralBlock(const T* coeffs)
+  GeneralBlock(const T* coeffs, int64_t row)
       : a(spread<kLanes>(coeffs)),
-        b(spread<kLanes>(coeffs + kLanes)),
-        c(spread<kLanes>(coeffs + 2 * kLanes)),
-        d(spread<kLanes>(coeffs + 3 * kLanes)) {}
+        b(spread<kLanes>(coeffs + row)),
+        c(spread<kLanes>(coeffs + 2 * row)),
+        d(spread<kLanes>(coeffs + 3 * row)) {}
 
   Vector<T> first(Vector<T> x1, Vector<T> x2) const { return a * x1 + b * x2; }
   Vector<T> second(Vector<T> x1, Vector<T> x2) const { return c * x1 + d * x2; }
@@ -49,11 +57,11 @@ struct GeneralBlock {
     gc += g2 * x1;
     gd += g2 * x2;
   }
-  void add_gradients_to(T* gradients) const {
-    add_folded<kLanes, T>(gradients, ga);
-    add_folded<kLanes, T>(gradients + kLanes, gb);
-    add_folded<kLanes, T>(gradients + 2 * kLanes, gc);
-    add_folded<kLanes, T>(gradients + 3 * kLanes, gd);
+  void add_gradients_to(T* packed) const {
+    add_folded<kLanes, T>(packed, ga);
+    add_folded<kLanes, T>(packed + kLanes, gb);
+    add_folded<kLanes, T>(packed + 2 * kLanes, gc);
+    add_folded<kLanes, T>(packed + 3 * kLanes, gd);
   }
 };
 
@@ -62,7 +70,7 @@ template <class T, int kLanes>
 struct RotationBlock {
   Vector<T> cos, sin, across{}, along{};
 
-  explicit RotationBlock(const T* coeffs) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + kLanes)) {}
+  RotationBlock(const T* coeffs, int64_t row) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + row)) {}
 
   Vector<T> first(Vector<T> x1, Vector<T> x2) const { return cos * x1 - sin * x2; }
   Vector<T> second(Vector<T> x1, Vector<T> x2) const { return sin * x1 + cos * x2; }
@@ -75,17 +83,17 @@ struct RotationBlock {
     along += g1 * x1;
     along += g2 * x2;
   }
-  void add_gradients_to(T* gradients) const {
-    add_folded<kLanes, T>(gradients, across);
-    add_folded<kLanes, T>(gradients + kLanes, along);
+  void add_gradients_to(T* packed) const {
+    add_folded<kLanes, T>(packed, across);
+    add_folded<kLanes, T>(packed + kLanes, along);
   }
 };
 
-template <class Block, class T, int kLanes>
+template <class Block, class T>
 void pairs_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   for (int32_t p = 0; p < stage.units / 2; ++p) {
-    const Block block(stage.coeffs + int64_t{p} * 4 * kLanes);
-    const auto [i, j] = stage.pairs[p];
+    const int32_t i = stage.pairs[p].first, j = stage.pairs[p].second;
+    const Block block(stage.of_pair(stage.pairs[p]), stage.row);
     const Vector<T>*x1 = from[i], *x2 = from[j];
     Vector<T>*y1 = to[i], *y2 = to[j];
 #pragma GCC unroll 4
@@ -97,13 +105,37 @@ void pairs_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   }
 }
 
-// g becomes the gradient of the stage's input z; those of the coefficients are added up.
-template <class Block, class T, int kLanes, bool kParameters>
+// Two stages at once, which fall into quads. What is between them is written to `middle` only if somebody keeps it.
+template <class Block, class T, bool kKeepsMiddle>
+void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, Units<T> middle, Units<T> to) {
+  for (int32_t p = 0; p < stage.units / 2; p += 2) {
+    const int32_t a = stage.pairs[p].first, b = stage.pairs[p].second;
+    const int32_t c = stage.pairs[p + 1].first, d = stage.pairs[p + 1].second;
+    const Block ab(stage.of_pair(stage.pairs[p]), stage.row), cd(stage.of_pair(stage.pairs[p + 1]), stage.row);
+    const Block ac(next.of_pair(next.pairs[p]), next.row), bd(next.of_pair(next.pairs[p + 1]), next.row);
+    const Vector<T>*xa = from[a], *xb = from[b], *xc = from[c], *xd = from[d];
+    Vector<T>*ma = nullptr, *mb = nullptr, *mc = nullptr, *md = nullptr;
+    if constexpr (kKeepsMiddle) ma = middle[a], mb = middle[b], mc = middle[c], md = middle[d];
+    Vector<T>*ya = to[a], *yb = to[b], *yc = to[c], *yd = to[d];
+#pragma GCC unroll 2
+    for (int32_t r = 0; r < stage.depth; ++r) {
+      const auto za = ab.first(xa[r], xb[r]), zb = ab.second(xa[r], xb[r]);
+      const auto zc = cd.first(xc[r], xd[r]), zd = cd.second(xc[r], xd[r]);
+      if constexpr (kKeepsMiddle) ma[r] = za, mb[r] = zb, mc[r] = zc, md[r] = zd;
+      ya[r] = ac.first(za, zc);
+      yc[r] = ac.second(za, zc);
+      yb[r] = bd.first(zb, zd);
+      yd[r] = bd.second(zb, zd);
+    }
+  }
+}
+
+// g, the gradient of the stage's output, becomes that of its input z; those of the coefficients are added up.
+template <class Block, class T, bool kParameters>
 void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   for (int32_t p = 0; p < stage.units / 2; ++p) {
-    const int64_t at = int64_t{p} * 4 * kLanes;
-    Block block(stage.coeffs + at);
-    const auto [i, j] = stage.pairs[p];
+    const auto [i, j, number] = stage.pairs[p];
+    Block block(stage.of_pair(stage.pairs[p]), stage.row);
     const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
     Vector<T>*g1 = g[i], *g2 = g[j];
 #pragma GCC unroll 2
@@ -113,7 +145,7 @@ void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
       g1[r] = block.first_transposed(first, second);
       g2[r] = block.second_transposed(first, second);
     }
-    if constexpr (kParameters) block.add_gradients_to(stage.gradients + at);
+    if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
   }
 }
 
@@ -126,11 +158,10 @@ inline Vector<T> crossed(Vector<T> p, Vector<T> q, Vector<T> z) {
 template <class T, int kLanes, int... kStrides>
 void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   constexpr int count = sizeof...(kStrides);
-  const T* coeffs = stage.coeffs;
-  for (int32_t unit = 0; unit < stage.units; ++unit, coeffs += 2 * kLanes) {
+  for (int32_t unit = 0; unit < stage.units; ++unit) {
     Vector<T> p[count], q[count];
     for (int s = 0; s < count; ++s) {
-      const T* of_stage = coeffs + int64_t{s} * 2 * kLanes * stage.units;
+      const T* of_stage = stage.coeffs + stage.stage_size * s + int64_t{2} * kLanes * stage.unit_list[unit];
       p[s] = spread<kLanes>(of_stage), q[s] = spread<kLanes>(of_stage + kLanes);
     }
     const Vector<T>* x = from[unit];
@@ -158,13 +189,12 @@ template <class T, int kLanes, bool kParameters, int... kStrides>
 void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   constexpr int count = sizeof...(kStrides);
   constexpr int strides[] = {kStrides...};
-  const int64_t stage_size = int64_t{2} * kLanes * stage.units;
   for (int32_t unit = 0; unit < stage.units; ++unit) {
-    const int64_t at = int64_t{unit} * 2 * kLanes;
+    const int64_t at = int64_t{2} * kLanes * stage.unit_list[unit];
     Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};
     for (int s = 0; s < count; ++s) {
-      p[s] = spread<kLanes>(stage.coeffs + s * stage_size + at);
-      q[s] = spread<kLanes>(stage.coeffs + s * stage_size + at + kLanes);
+      p[s] = spread<kLanes>(stage.coeffs + s * stage.stage_size + at);
+      q[s] = spread<kLanes>(stage.coeffs + s * stage.stage_size + at + kLanes);
     }
     const Vector<T>* x = kParameters ? z[unit] : nullptr;
     Vector<T>* gy = g[unit];
@@ -184,8 +214,8 @@ void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
     }
     if constexpr (kParameters)
       for (int s = 0; s < count; ++s) {
-        add_folded<kLanes, T>(stage.gradients + s * stage_size + at, gp[s]);
-        add_folded<kLanes, T>(stage.gradients + s * stage_size + at + kLanes, gq[s]);
+        add_folded<kLanes, T>(stage.gradients + s * stage.stage_size + at, gp[s]);
+        add_folded<kLanes, T>(stage.gradients + s * stage.stage_size + at + kLanes, gq[s]);
       }
   }
 }
@@ -204,21 +234,29 @@ inline void with_stride(int32_t stride, F f) {
 template <class T, int kLanes>
 inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   if (stage.kind == Kind::general)
-    pairs_forward<GeneralBlock<T, kLanes>, T, kLanes>(stage, from, to);
+    pairs_forward<GeneralBlock<T, kLanes>, T>(stage, from, to);
   else if (stage.kind == Kind::rotation)
-    pairs_forward<RotationBlock<T, kLanes>, T, kLanes>(stage, from, to);
+    pairs_forward<RotationBlock<T, kLanes>, T>(stage, from, to);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) { inside_forward<T, kLanes, stride()>(stage, from, to); });
   else if constexpr (kLanes >= 8)
     inside_forward<T, kLanes, 1, 2, 4>(stage, from, to);
 }
 
+template <class T, int kLanes, bool kKeepsMiddle>
+inline void stages_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, Units<T> middle, Units<T> to) {
+  if (stage.kind == Kind::general)
+    quads_forward<GeneralBlock<T, kLanes>, T, kKeepsMiddle>(stage, next, from, middle, to);
+  else
+    quads_forward<RotationBlock<T, kLanes>, T, kKeepsMiddle>(stage, next, from, middle, to);
+}
+
 template <class T, int kLanes, bool kParameters>
 inline void stage_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   if (stage.kind == Kind::general)
-    pairs_backward<GeneralBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
+    pairs_backward<GeneralBlock<T, kLanes>, T, kParameters>(stage, z, g);
   else if (stage.kind == Kind::rotation)
-    pairs_backward<RotationBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
+    pairs_backward<RotationBlock<T, kLanes>, T, kParameters>(stage, z, g);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) {
       inside_backward<T, kLanes, kParameters, stride()>(stage, z, g);

@@ -60,15 +60,9 @@ inline void narrow(float value, Float16& to) {
   to.bits = static_cast<uint16_t>(sign | (magnitude >= 0x477ff000 ? large : magnitude < (113u << 23) ? tiny : normal));
 }
 
-// Where the units of a tile are, counted in vectors. Units at distances of a power of two would share the same few sets
-// of the L1 cache, so every eighth, 64th, ... unit moves the following ones by a cache line.
-inline void place_units(int32_t units, int32_t depth, int32_t* offset) {
-  constexpr int32_t line = std::max(1, 64 / kVectorBytes);
-  for (int32_t u = 0; u < units; ++u) offset[u] = u * depth + line * ((u >> 3) + (u >> 6) + (u >> 9));
-}
-inline int64_t tile_vectors(int32_t units, int32_t depth) {
-  return int64_t{units} * depth + std::max(1, 64 / kVectorBytes) * ((units >> 3) + (units >> 6) + (units >> 9) + 1);
-}
+// Where the units of a tile are, counted in units. Those at distances of a power of two would share a few sets of the L1
+// cache, so after every eighth, 64th, ... unit one place is left free.
+inline int32_t place(int32_t unit) { return unit + (unit >> 3) + (unit >> 6) + (unit >> 9) + (unit >> 12); }
 
 template <class T>
 struct Tile {
@@ -99,92 +93,166 @@ inline void write_row(const T* from, int32_t n, int32_t features, const T* bias,
     for (int32_t o = 0; o < features; ++o) narrow(sums[o], row[o]);
 }
 
-// So many rows are copied side by side: as streams that the processor can prefetch, to or from whole cache lines.
-constexpr int kRowsTogether = 4;
+// Matrices of chunks of kLanes numbers, a row a vector, are transposed: chunk k of vector j and chunk j of vector k change
+// places.
+template <class T, int kLanes, int kDistance>
+struct ExchangedChunks {
+  static constexpr int width = Simd<T>::width;
+  static constexpr int low(int lane) { return lane / kLanes & kDistance ? width + lane - kDistance * kLanes : lane; }
+  static constexpr int high(int lane) { return lane / kLanes & kDistance ? width + lane : lane + kDistance * kLanes; }
 
-// Calls f(first, how many) for whole blocks and then for each one that remains.
-template <int kBlock, class F>
-inline void in_blocks(int64_t count, F f) {
-  int64_t k = 0;
-  for (; k + kBlock <= count; k += kBlock) f(k, std::integral_constant<int, kBlock>{});
-  for (; k < count; ++k) f(k, std::integral_constant<int, 1>{});
+  template <size_t... I>
+  static void apply(Vector<T>& a, Vector<T>& b, std::index_sequence<I...>) {
+    const Vector<T> first = __builtin_shufflevector(a, b, low(I)...);
+    b = __builtin_shufflevector(a, b, high(I)...);
+    a = first;
+  }
+};
+
+template <class T, int kLanes, int kDistance = Simd<T>::width / kLanes / 2>
+inline void transpose(Vector<T>* v) {
+  constexpr int width = Simd<T>::width;
+  if constexpr (kDistance > 0) {
+    for (int k = 0; k < width / kLanes; ++k)
+      if (!(k & kDistance))
+        ExchangedChunks<T, kLanes, kDistance>::apply(v[k], v[k + kDistance], std::make_index_sequence<width>{});
+    transpose<T, kLanes, kDistance / 2>(v);
+  }
 }
 
-// Fill the tile with `count` rows from `start` on. Rows that fill up the last vectors are zero. `column_sums`, if not
-// null, gets the sum of each feature added.
-template <class S, class T, int kLanes>
-void read_tile(const Rows& rows, int64_t start, int64_t count, int32_t features, int32_t n, int32_t units,
-               const Tile<T>& tile, T* buffer, T* column_sums) {
-  constexpr int together = Simd<T>::width / kLanes;
-  const S* data = static_cast<const S*>(rows.data) + start * rows.row_stride;
-  const int32_t padded = units * kLanes;
-  if constexpr (together == 1 && std::is_same_v<S, T>) {
-    if (features == padded && rows.column_stride == 1) {
-      in_blocks<kRowsTogether>(count, [&](int64_t r, auto block) {
-        const T* row = data + r * rows.row_stride;
-        const int32_t* offset = tile.offset;
-        Vector<T>* const to = tile.vectors + r;
-        for (int32_t u = 0; u < units; ++u) {
-          Vector<T> sum{};
-          for (int k = 0; k < block(); ++k) {
-            const auto v = load(row + k * rows.row_stride + u * kLanes);
-            to[offset[u] + k] = v;
-            sum += v;
-          }
-          if (column_sums) store(column_sums + u * kLanes, load(column_sums + u * kLanes) + sum);
-        }
-      });
-      return;
-    }
+template <class S, class T>
+inline Vector<T> load_widened(const S* from) {
+  if constexpr (std::is_same_v<S, T>) {
+    return load(from);
+  } else {
+    T values[Simd<T>::width];
+    for (int k = 0; k < Simd<T>::width; ++k) values[k] = widened(from[k]);
+    return load(values);
   }
-  for (int64_t r = 0; r * together < count; ++r) {
-    for (int q = 0; q < together; ++q) {
-      const int64_t row = r * together + q;
-      T* values = buffer + int64_t{q} * padded;
-      if (row >= count) {
-        std::fill(values, values + padded, T(0));
+}
+template <class S, class T>
+inline void store_narrowed(S* to, Vector<T> v) {
+  if constexpr (std::is_same_v<S, T>) {
+    store(to, v);
+  } else {
+    T values[Simd<T>::width];
+    store(values, v);
+    for (int k = 0; k < Simd<T>::width; ++k) narrow(values[k], to[k]);
+  }
+}
+
+// Moves rows of the caller's memory into tiles and out of them.
+//
+// A square operator's rows go straight to their places. Those of a rectangular one, or with gaps between the columns, go
+// through a buffer in which they are tiled or folded.
+template <class S, class T, int kLanes>
+class Mover {
+ public:
+  static constexpr int width = Simd<T>::width;
+  static constexpr int rows_in_vector = width / kLanes;
+
+  Mover(int32_t n, int32_t units) : n_(n), units_(units), padded_(units * kLanes) {}
+
+  // How many numbers the buffer takes.
+  int64_t buffer_size() const { return (kRowsTogether + int64_t{1}) * (padded_ + width); }
+
+  // Fill the tile with `count` rows from `start` on. Rows that fill up the last vectors are zero. `column_sums`, if not
+  // null, gets the sum of each feature added.
+  void read(const Rows& rows, int64_t start, int64_t count, int32_t features, const Tile<T>& tile, T* buffer,
+            T* column_sums) const {
+    const S* data = static_cast<const S*>(rows.data) + start * rows.row_stride;
+    const bool direct = features == n_ && rows.column_stride == 1;
+    for (int64_t first = 0; first < count; first += kRowsTogether) {
+      const int together = static_cast<int>(std::min<int64_t>(kRowsTogether, count - first));
+      const S* row = data + first * rows.row_stride;
+      if (direct) {
+        read_together<S>(row, rows.row_stride, together, n_, tile, first, column_sums);
         continue;
       }
-      read_row(data + row * rows.row_stride, rows.column_stride, features, n, padded, values);
-      if (column_sums)
-        for (int32_t i = 0; i < features; ++i) column_sums[i] += values[i];
-    }
-    for (int32_t u = 0; u < units; ++u) {
-      T* to = reinterpret_cast<T*>(tile.unit(u) + r);
-      for (int q = 0; q < together; ++q) std::memcpy(to + q * kLanes, buffer + int64_t{q} * padded + u * kLanes, kLanes * sizeof(T));
+      for (int k = 0; k < together; ++k) {
+        T* values = buffer + int64_t{k} * padded_;
+        read_row(row + k * rows.row_stride, rows.column_stride, features, n_, padded_, values);
+        if (column_sums)
+          for (int32_t i = 0; i < features; ++i) column_sums[i] += values[i];
+      }
+      read_together<T>(buffer, padded_, together, padded_, tile, first, nullptr);
     }
   }
-}
 
-// Write the first `count` rows of the tile to the rows from `start` on.
-template <class S, class T, int kLanes>
-void write_tile(const Tile<T>& tile, int32_t n, int32_t units, const T* bias, const Rows& rows, int64_t start,
-                int64_t count, int32_t features, T* buffer) {
-  constexpr int together = Simd<T>::width / kLanes;
-  S* data = static_cast<S*>(rows.data) + start * rows.row_stride;
-  const int32_t padded = units * kLanes;
-  if constexpr (together == 1 && std::is_same_v<S, T>) {
-    if (features == padded) {
-      in_blocks<kRowsTogether>(count, [&](int64_t r, auto block) {
-        T* row = data + r * rows.row_stride;
-        const int32_t* offset = tile.offset;
-        const Vector<T>* const from = tile.vectors + r;
-        for (int32_t u = 0; u < units; ++u) {
-          const auto added = bias ? load(bias + u * kLanes) : Vector<T>{};
-          for (int k = 0; k < block(); ++k)
-            store(row + k * rows.row_stride + u * kLanes, from[offset[u] + k] + added);
-        }
-      });
-      return;
+  // Write the first `count` rows of the tile to the rows from `start` on.
+  void write(const Tile<T>& tile, const T* bias, const Rows& rows, int64_t start, int64_t count, int32_t features,
+             T* buffer) const {
+    S* data = static_cast<S*>(rows.data) + start * rows.row_stride;
+    for (int64_t first = 0; first < count; first += kRowsTogether) {
+      const int together = static_cast<int>(std::min<int64_t>(kRowsTogether, count - first));
+      S* row = data + first * rows.row_stride;
+      if (features == n_) {
+        write_together<S>(tile, first, bias, row, rows.row_stride, together, n_);
+        continue;
+      }
+      write_together<T>(tile, first, nullptr, buffer, padded_, together, padded_);
+      for (int k = 0; k < together; ++k)
+        write_row(buffer + int64_t{k} * padded_, n_, features, bias, buffer + int64_t{kRowsTogether} * padded_,
+                  row + k * rows.row_stride);
     }
   }
-  for (int64_t row = 0; row < count; ++row) {
-    const int64_t r = row / together, q = row % together;
-    for (int32_t u = 0; u < units; ++u)
-      std::memcpy(buffer + int64_t{u} * kLanes, reinterpret_cast<const T*>(tile.unit(u) + r) + q * kLanes, kLanes * sizeof(T));
-    write_row(buffer, n, features, bias, buffer + padded, data + row * rows.row_stride);
+
+ private:
+  // So many rows are copied side by side: as streams that the processor can prefetch, to or from whole cache lines.
+  static constexpr int kRowsTogether = std::max(4, rows_in_vector);
+  static constexpr int kVectorsTogether = kRowsTogether / rows_in_vector;
+
+  template <class From>
+  void read_together(const From* from, int64_t stride, int together, int32_t columns, const Tile<T>& tile,
+                     int64_t first, T* column_sums) const {
+    Vector<T>* const to = tile.vectors + first / rows_in_vector;
+    int32_t i = 0;
+    if (together == kRowsTogether)
+      for (; i + width <= columns; i += width) {
+        Vector<T> v[kRowsTogether], sum{};
+        for (int k = 0; k < kRowsTogether; ++k) {
+          v[k] = load_widened<From, T>(from + k * stride + i);
+          sum += v[k];
+        }
+        if (column_sums) store(column_sums + i, load(column_sums + i) + sum);
+        for (int k = 0; k < kVectorsTogether; ++k) {
+          transpose<T, kLanes>(v + k * rows_in_vector);
+          for (int u = 0; u < rows_in_vector; ++u) to[tile.offset[i / kLanes + u] + k] = v[k * rows_in_vector + u];
+        }
+      }
+    const int filled = (together + rows_in_vector - 1) / rows_in_vector * rows_in_vector;
+    for (; i < padded_; ++i)
+      for (int k = 0; k < filled; ++k) {
+        const T value = k < together && i < columns ? widened(from[k * stride + i]) : T(0);
+        reinterpret_cast<T*>(to + tile.offset[i / kLanes] + k / rows_in_vector)[k % rows_in_vector * kLanes + i % kLanes] = value;
+        if (column_sums && i < columns) column_sums[i] += value;
+      }
   }
-}
+
+  template <class To>
+  void write_together(const Tile<T>& tile, int64_t first, const T* bias, To* to, int64_t stride, int together,
+                      int32_t columns) const {
+    const Vector<T>* const from = tile.vectors + first / rows_in_vector;
+    int32_t i = 0;
+    if (together == kRowsTogether)
+      for (; i + width <= columns; i += width) {
+        const auto added = bias ? load(bias + i) : Vector<T>{};
+        Vector<T> v[kRowsTogether];
+        for (int k = 0; k < kVectorsTogether; ++k) {
+          for (int u = 0; u < rows_in_vector; ++u) v[k * rows_in_vector + u] = from[tile.offset[i / kLanes + u] + k];
+          transpose<T, kLanes>(v + k * rows_in_vector);
+        }
+        for (int k = 0; k < kRowsTogether; ++k) store_narrowed<To, T>(to + k * stride + i, v[k] + added);
+      }
+    for (; i < columns; ++i)
+      for (int k = 0; k < together; ++k) {
+        const T* vector = reinterpret_cast<const T*>(from + tile.offset[i / kLanes] + k / rows_in_vector);
+        narrow(vector[k % rows_in_vector * kLanes + i % kLanes] + (bias ? bias[i] : T(0)), to[k * stride + i]);
+      }
+  }
+
+  const int32_t n_, units_, padded_;
+};
 
 }  // namespace
 }  // namespace pairmix

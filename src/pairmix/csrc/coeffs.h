@@ -1,0 +1,254 @@
+// The coefficients as the stages read them, and their gradients on the way back to the parameters.
+//
+// The parameters of a stage are rows of numbers, one a pair: a, b, c, d, or for rotations cos, sin. They are packed so that
+// what belongs to a unit is in one place: rows of `lanes` numbers. The first and the last stage also take in the diagonals:
+// a block [[a, b], [c, d]] between the coordinates i and j becomes [[o_i a s_i, o_i b s_j], [o_j c s_i, o_j d s_j]], with
+// s = d_in at the first stage and o = d_out at the last. Stages inside units are packed as p and q, with which lane k
+// becomes p[k] z[k] + q[k] z[k ^ stride]. The coordinate that an odd width leaves over is the first of one more pair, whose
+// a is the residual scale.
+//
+// For a few rows packing would take longer than all the rest, so most stages are then read from where the parameters are.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernel.h"
+#include "stages.h"
+
+namespace pairmix {
+namespace {
+
+constexpr int64_t kRowsWorthPacking = 16;
+
+template <class T, int kLanes>
+class Coeffs {
+ public:
+  Coeffs(const Call& call, const Layout& layout)
+      : plan_(*call.plan),
+        layout_(layout),
+        rotation_(call.rotation),
+        reads_in_place_(call.rows < kRowsWorthPacking && plan_.n() % 2 == 0),
+        half_(plan_.half()),
+        given_(call.parameters) {}
+
+  // How many numbers a stage takes, in coefficients and in gradients.
+  int64_t stage_size() const { return 4 * half_; }
+  int64_t memory_size() const { return 2 * plan_.stages() * stage_size() + 3 * plan_.even(); }
+
+  Kind kind(int32_t l) const {
+    if (layout_.stride[l]) return Kind::inside;
+    return rotation_ && !is_end(l) ? Kind::rotation : Kind::general;
+  }
+  bool is_read_in_place(int32_t l) const { return reads_in_place_ && !layout_.stride[l] && !is_end(l); }
+  const T* of(int32_t l) const { return is_read_in_place(l) ? parameter_rows(l) : copy(l); }
+  // From pair to pair and from row to row.
+  int64_t step(int32_t l) const { return is_read_in_place(l) ? 1 : 4; }
+  int64_t row(int32_t l) const { return is_read_in_place(l) ? half_ : kLanes; }
+
+  // Makes the copies, in `memory_size` numbers of memory.
+  void prepare(T* memory) {
+    copies_ = memory;
+    plain_ = copies_ + plan_.stages() * stage_size();
+    ones_ = plain_ + plan_.stages() * stage_size();
+    d_in_ = padded(given_.d_in, ones_ + plan_.even());
+    d_out_ = padded(given_.d_out, ones_ + 2 * plan_.even());
+    std::fill(ones_, ones_ + plan_.even(), T(1));
+    for (int32_t l = 0; l < plan_.stages(); ++l) {
+      if (is_read_in_place(l)) continue;
+      const T* rows = parameter_rows(l);
+      if (rotation_ ? kind(l) != Kind::rotation || plan_.n() % 2 : is_end(l) || plan_.n() % 2) {
+        write_plain(l);
+        rows = plain(l);
+      }
+      if (layout_.stride[l])
+        with_stride<kLanes>(layout_.stride[l], [&](auto stride) { interleave<stride()>(l, rows); });
+      else if (is_end(l))
+        pack_with_diagonals(l, rows);
+      else
+        pack_rows(rows, copy(l), this->rows());
+    }
+  }
+
+  // The gradients of the parameters, from the sums that each thread has of the gradients of the coefficients. They are
+  // added up in the order of the threads, so that the result is the same on every run.
+  void collect(const std::vector<T*>& sums, const Parameters& gradients, int32_t threads) const {
+    const bool large = plan_.stages() * stage_size() > 32768;
+#pragma omp parallel for num_threads(threads) schedule(static) if (large)
+    for (int32_t l = 0; l < plan_.stages(); ++l) {
+      T* total = sums[0] + l * stage_size();
+      for (size_t t = 1; t < sums.size(); ++t) {
+        const T* sum = sums[t] + l * stage_size();
+        for (int64_t k = 0; k < stage_size(); ++k) total[k] += sum[k];
+      }
+      collect_stage(l, total, gradients);
+    }
+  }
+
+ private:
+  bool is_end(int32_t l) const { return l == 0 || l == plan_.stages() - 1; }
+  int rows() const { return rotation_ ? 2 : 4; }
+  const T* parameter_rows(int32_t l) const {
+    return static_cast<const T*>(given_.blocks) + int64_t{l} * rows() * plan_.pairs();
+  }
+  T* copy(int32_t l) const { return copies_ + l * stage_size(); }
+  T* plain(int32_t l) const { return plain_ + l * stage_size(); }  // a, b, c, d without the diagonals
+  const T* scale_in(int32_t l) const { return l == 0 ? d_in_ : ones_; }
+  const T* scale_out(int32_t l) const { return l == plan_.stages() - 1 ? d_out_ : ones_; }
+
+  T* padded(const void* diagonal, T* to) const {
+    std::fill(to, to + plan_.even(), T(1));
+    if (diagonal) std::copy_n(static_cast<const T*>(diagonal), plan_.n(), to);
+    return to;
+  }
+
+  // The rows of the stage as general blocks, or as rotations if they stay rotations, with the pair of an odd width.
+  void write_plain(int32_t l) const {
+    T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_;
+    if (l >= plan_.given_stages()) {  // the stage that changes nothing
+      std::fill(a, a + 4 * half_, T(0));
+      std::fill(a, b, T(1));
+      std::fill(d, d + half_, T(1));
+      return;
+    }
+    for (int row = 0; row < rows(); ++row) {
+      std::copy_n(parameter_rows(l) + int64_t{row} * plan_.pairs(), plan_.pairs(), a + row * half_);
+      if (plan_.n() % 2) a[row * half_ + half_ - 1] = row ? 0 : residual_scale(l);
+    }
+    if (rotation_ && kind(l) != Kind::rotation) {
+      std::copy(b, c, c);
+      std::copy(a, b, d);
+      for (int32_t p = 0; p < half_; ++p) b[p] = -b[p];
+    }
+  }
+  T residual_scale(int32_t l) const { return given_.residual_scale ? static_cast<const T*>(given_.residual_scale)[l] : 1; }
+
+  void pack_rows(const T* from, T* to, int count) const {
+    for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes)
+      for (int row = 0; row < count; ++row)
+        for (int k = 0; k < kLanes; ++k) to[row * kLanes + k] = from[row * half_ + p + k];
+  }
+  void unpack_rows(const T* from, T* to, int count) const {
+    for (int32_t p = 0; p < half_; p += kLanes, from += 4 * kLanes)
+      for (int row = 0; row < count; ++row)
+        for (int k = 0; k < kLanes; ++k) to[row * half_ + p + k] = from[row * kLanes + k];
+  }
+
+  void pack_with_diagonals(int32_t l, const T* rows) const {
+    const T *in = scale_in(l), *out = scale_out(l);
+    T* to = copy(l);
+    for_each_pair(l, [&](int32_t i, int32_t j, int32_t number) {
+      const T *a = rows + number, *b = a + half_, *c = b + half_, *d = c + half_;
+      for (int k = 0; k < kLanes; ++k) {
+        to[k] = out[i + k] * a[k] * in[i + k];
+        to[kLanes + k] = out[i + k] * b[k] * in[j + k];
+        to[2 * kLanes + k] = out[j + k] * c[k] * in[i + k];
+        to[3 * kLanes + k] = out[j + k] * d[k] * in[j + k];
+      }
+      to += 4 * kLanes;
+    });
+  }
+
+  // Calls f(first coordinate of a unit, that of the unit it meets, the number of their first pair).
+  template <class F>
+  void for_each_pair(int32_t l, F f) const {
+    const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;
+    for (int32_t p = 0; p < half_; p += kLanes) f(firsts[p], seconds[p], p);
+  }
+
+  // Where pair k of a unit has its first member.
+  template <int kStride>
+  static constexpr int lane(int k) {
+    return k / kStride * 2 * kStride + k % kStride;
+  }
+
+  template <int kStride>
+  void interleave(int32_t l, const T* rows) const {
+    const T *a = rows, *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
+    T* to = copy(l);
+    for (int32_t i = 0; i < plan_.even(); i += kLanes, to += 2 * kLanes) {
+      T p[kLanes], q[kLanes];
+      for (int k = 0; k < kLanes / 2; ++k) {
+        const int first = lane<kStride>(k), second = first + kStride, number = i / 2 + k;
+        p[first] = a[number], q[first] = b[number], q[second] = c[number], p[second] = d[number];
+      }
+      for (int k = 0; k < kLanes; ++k) {
+        to[k] = out[i + k] * p[k] * in[i + k];
+        to[kLanes + k] = out[i + k] * q[k] * in[i + (k ^ kStride)];
+      }
+    }
+  }
+
+  template <int kStride>
+  void deinterleave(const T* from, T* to) const {
+    T *a = to, *b = a + half_, *c = b + half_, *d = c + half_;
+    for (int32_t i = 0; i < plan_.even(); i += kLanes, from += 2 * kLanes)
+      for (int k = 0; k < kLanes / 2; ++k) {
+        const int first = lane<kStride>(k), second = first + kStride, number = i / 2 + k;
+        a[number] = from[first], b[number] = from[kLanes + first];
+        c[number] = from[kLanes + second], d[number] = from[second];
+      }
+  }
+
+  void collect_stage(int32_t l, T* total, const Parameters& gradients) const {
+    T* rows = copy(l);  // the coefficients themselves are no longer needed
+    if (layout_.stride[l])
+      with_stride<kLanes>(layout_.stride[l], [&](auto stride) { deinterleave<stride()>(total, rows); });
+    else
+      unpack_rows(total, rows, kind(l) == Kind::rotation ? 2 : 4);
+    total = rows;
+    if (is_end(l)) take_out_diagonals(l, total, gradients);
+    if (l >= plan_.given_stages()) return;
+    T* residual_scale = static_cast<T*>(gradients.residual_scale);
+    if (rotation_) {
+      const T *cos = parameter_rows(l), *sin = cos + plan_.pairs();
+      const bool general = kind(l) != Kind::rotation;
+      const T *a = total, *b = a + half_, *c = b + half_, *d = c + half_;
+      if (residual_scale && plan_.n() % 2) residual_scale[l] = general ? a[half_ - 1] : b[half_ - 1];
+      if (!gradients.blocks) return;
+      T* angles = static_cast<T*>(gradients.blocks) + int64_t{l} * plan_.pairs();
+      for (int32_t p = 0; p < plan_.pairs(); ++p) {
+        const T across = general ? c[p] - b[p] : a[p], along = general ? a[p] + d[p] : b[p];
+        angles[p] = cos[p] * across - sin[p] * along;
+      }
+    } else {
+      if (residual_scale && plan_.n() % 2) residual_scale[l] = total[half_ - 1];
+      if (!gradients.blocks) return;
+      T* blocks = static_cast<T*>(gradients.blocks) + int64_t{l} * 4 * plan_.pairs();
+      for (int row = 0; row < 4; ++row) std::copy_n(total + row * half_, plan_.pairs(), blocks + int64_t{row} * plan_.pairs());
+    }
+  }
+
+  // From the gradients of a block with the diagonals to those of the block without them, in place, and of the diagonals.
+  void take_out_diagonals(int32_t l, T* total, const Parameters& gradients) const {
+    const T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
+    T *ga = total, *gb = ga + half_, *gc = gb + half_, *gd = gc + half_;
+    T* d_in = l == 0 ? static_cast<T*>(gradients.d_in) : nullptr;
+    T* d_out = l == plan_.stages() - 1 ? static_cast<T*>(gradients.d_out) : nullptr;
+    const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;
+    for (int32_t p = 0; p < half_; ++p) {
+      const int32_t i = firsts[p], j = seconds[p];
+      const T si = in[i], sj = in[j], oi = out[i], oj = out[j];
+      const bool j_exists = j < plan_.n();
+      if (d_in) {
+        d_in[i] = oi * a[p] * ga[p] + oj * c[p] * gc[p];
+        if (j_exists) d_in[j] = oi * b[p] * gb[p] + oj * d[p] * gd[p];
+      }
+      if (d_out) {
+        d_out[i] = a[p] * si * ga[p] + b[p] * sj * gb[p];
+        if (j_exists) d_out[j] = c[p] * si * gc[p] + d[p] * sj * gd[p];
+      }
+      ga[p] *= oi * si, gb[p] *= oi * sj, gc[p] *= oj * si, gd[p] *= oj * sj;
+    }
+  }
+
+  const Plan& plan_;
+  const Layout& layout_;
+  const bool rotation_, reads_in_place_;
+  const int64_t half_;
+  const Parameters given_;
+  T *copies_, *plain_, *ones_, *d_in_, *d_out_;
+};
+
+}  // namespace
+}  // namespace pairmix
