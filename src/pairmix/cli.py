@@ -102,7 +102,7 @@ def bench_operator_command(
     scaling: Annotated[bool, typer.Option("--scaling", help="SPM up to a width of 65,536: how does it grow?")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="What do other kinds of SPM layer cost?")] = False,
     widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="The number of rows.")] = None,
+    batch: Annotated[int | None, typer.Option(help="The number of rows.")] = None,
     seconds: Annotated[float | None, typer.Option(help="How long to measure each width, or each variant.")] = None,
     threads: Annotated[
         str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")
@@ -113,6 +113,8 @@ def bench_operator_command(
     modes = [mode for mode, is_set in flags.items() if is_set]
     if len(modes) > 1:
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
+    if batch is not None and batch < 1:
+        raise typer.BadParameter(f"must be at least 1, got {batch}", param_hint="--batch")
     if seconds is not None and not 0 <= seconds < math.inf:
         raise typer.BadParameter(f"must be a number of seconds, got {seconds}", param_hint="--seconds")
     name = "-".join(["operator", *modes])

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pairmix.bench.contenders import Build
+from pairmix.bench.contenders import Build, has_torch_structured
 from pairmix.bench.timing import training_step
 from pairmix.nn import SPMLinear
 
@@ -51,6 +51,7 @@ def _growth_of_peak(build: Build, batch: int, n: int, threads: int) -> int:
     torch.set_num_threads(threads)
     for tiny in (nn.Linear(2, 2), SPMLinear(2, 2)):
         training_step(tiny, torch.randn(2, 2))()  # what every layer needs once is not this one's
+    has_torch_structured()  # imported here, if at all, so that this is not counted either
     x = torch.randn(batch, n)
     before = _peak()
     step = training_step(build(), x)

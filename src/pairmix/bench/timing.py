@@ -43,8 +43,8 @@ def interleaved(
     repeats, every = {}, {}
     for name, call in calls.items():
         call()  # the first one pays for what is made only once
-        duration = _seconds_a_call(call, 1, clock)
-        repeats[name] = max(1, round(block / duration)) if duration > 0 else 1
+        duration = _quickest(call, block, clock)
+        repeats[name] = max(1, round(block / duration))
         every[name] = _every(duration * repeats[name], seconds / (MIN_ROUNDS * len(calls)))
     samples: Samples = {name: {} for name in calls}
     shuffle = random.Random(0)  # nobody should always follow the same one, whose data fill the caches
@@ -55,6 +55,14 @@ def interleaved(
                 samples[name][number] = _seconds_a_call(calls[name], repeats[name], clock)
         number += 1
     return samples
+
+
+def _quickest(call: Callable[[], object], seconds: float, clock: Callable[[], float]) -> float:
+    durations: list[float] = []
+    end = clock() + seconds
+    while not durations or clock() < end:
+        durations.append(_seconds_a_call(call, 1, clock))
+    return max(min(durations), 1e-9)
 
 
 def _every(duration: float, share: float) -> int:

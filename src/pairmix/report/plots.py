@@ -57,24 +57,24 @@ def initialisations(rows: Rows, path: Path) -> None:
 
 def operator(rows: Rows, path: Path) -> None:
     """The time of every layer, and its ratio to `nn.Linear`, against the width."""
-    figure, panels = plt.subplots(2, 2, figsize=(10, 7), sharex=True, layout="constrained")
+    figure, panels = plt.subplots(2, 2, figsize=(12, 7), sharex=True, layout="constrained")
     for (times, speedups), (task, name) in zip(panels, TASKS.items(), strict=True):
         _against_width(times, rows, task, "ms", f"{name}, ms")
         _against_width(speedups, rows, task, "speedup", "times as fast as nn.Linear")
     for axes in panels[-1]:
         axes.set_xlabel("n")
-    panels[0, 0].legend(frameon=False, fontsize="small")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     _save(figure, path)
 
 
 def operator_latency(rows: Rows, path: Path) -> None:
     """The time that one vector takes, and its ratio to `nn.Linear`, against the width."""
-    figure, (times, speedups) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (times, speedups) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
     _against_width(times, rows, "inference", "ms", "one vector, µs", unit=1e3)
     _against_width(speedups, rows, "inference", "speedup", "times as fast as nn.Linear")
     for axes in (times, speedups):
         axes.set_xlabel("n")
-    times.legend(frameon=False, fontsize="small")
+    figure.legend(*times.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     _save(figure, path)
 
 
@@ -97,8 +97,7 @@ def operator_grid(rows: Rows, path: Path) -> None:
                 if (row["threads"], row["schedule"]) == (number, schedule) and row[task]:
                     speedups[widths.index(row["n"]), batches.index(row["batch"])] = row[task]["speedup"]
             image = _heat_map(axes, speedups)
-            several = f", {number} threads" if len(threads) > 1 else ""
-            axes.set(title=f"{schedule}, {TASKS[task]}{several}", xlabel="batch", ylabel="n")
+            axes.set(title=f"{schedule}, {TASKS[task]}{_if_several(threads, number)}", xlabel="batch", ylabel="n")
             axes.set_xticks(range(len(batches)), batches)
             axes.set_yticks(range(len(widths)), widths)
     figure.colorbar(image, ax=panels, label="log2 of times as fast as nn.Linear")
@@ -108,15 +107,17 @@ def operator_grid(rows: Rows, path: Path) -> None:
 def operator_scaling(rows: Rows, path: Path) -> None:
     """The time of training against the width, with the fitted power of n."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for number in _distinct(rows, "threads"):
+    threads = _distinct(rows, "threads")
+    for number in threads:
         chosen = [row for row in rows if row["threads"] == number]
         exponent = chosen[0]["exponent"]
         widths = np.array([row["n"] for row in chosen], float)
         times = np.array([row["train"]["ms"] for row in chosen])
         center = np.exp(np.mean(np.log(times)) - exponent * np.mean(np.log(widths)))
-        (dots,) = axes.loglog(widths, times, "o", label=f"SPM, {number} threads")
+        (dots,) = axes.loglog(widths, times, "o", label="SPM" + _if_several(threads, number))
         axes.loglog(widths, center * widths**exponent, color=dots.get_color(), label=f"n to the {exponent:.2f}")
     axes.set(xlabel="n", ylabel="forward + backward, ms")
+    _label_ticks(axes, rows)
     axes.legend(frameon=False)
     axes.grid(alpha=0.2)
     _save(figure, path)
@@ -124,8 +125,8 @@ def operator_scaling(rows: Rows, path: Path) -> None:
 
 def operator_variants(rows: Rows, path: Path) -> None:
     """The time of other kinds of SPM layer over that of the plain one, with quartiles."""
-    several = len(_distinct(rows, "threads")) > 1
-    names = [f"{row['variant']} / {row['base']}" + (f", {row['threads']} threads" if several else "") for row in rows]
+    threads = _distinct(rows, "threads")
+    names = [f"{row['variant']} / {row['base']}{_if_several(threads, row['threads'])}" for row in rows]
     figure, axes = plt.subplots(figsize=(8, 1.5 + 0.3 * len(rows)), layout="constrained")
     for number, (task, label) in enumerate(TASKS.items()):
         costs = np.array([row[task]["cost"] for row in rows])
@@ -149,17 +150,23 @@ def _against_width(axes: Any, rows: Rows, task: str, value: str, label: str, uni
             chosen = [row for row in rows if (row["layer"], row["threads"]) == (layer, number)]
             widths = [row["n"] for row in chosen]
             low, high = unit * np.array([row[task][f"{value}_iqr"] for row in chosen]).reshape(-1, 2).T
-            several = f", {number} threads" if len(threads) > 1 else ""
             middle = [unit * row[task][value] for row in chosen]
-            axes.plot(widths, middle, "o" + style, color=f"C{color}", markersize=3, label=layer + several)
+            axes.plot(
+                widths, middle, "o" + style, color=f"C{color}", markersize=3, label=layer + _if_several(threads, number)
+            )
             axes.fill_between(widths, low, high, color=f"C{color}", alpha=0.2, linewidth=0)
     if value == "speedup":
         axes.axhline(1, color="grey", linewidth=1)
     axes.set(xscale="log", yscale="log", ylabel=label)
+    _label_ticks(axes, rows)
+    axes.grid(alpha=0.2)
+
+
+def _label_ticks(axes: Any, rows: Rows) -> None:
     widths = _distinct(rows, "n")
     axes.set_xticks(widths, widths)
     axes.minorticks_off()
-    axes.grid(alpha=0.2)
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _heat_map(axes: Any, speedups: np.ndarray[Any, Any]) -> Any:
@@ -174,6 +181,11 @@ def _heat_map(axes: Any, speedups: np.ndarray[Any, Any]) -> Any:
                 color="white" if dark else "black",
             )  # fmt: skip
     return image
+
+
+def _if_several(threads: Sequence[int], number: int) -> str:
+    """What a label says of the number of threads: nothing if there is only one."""
+    return f", {number} thread{'s' * (number > 1)}" if len(threads) > 1 else ""
 
 
 def _distinct(rows: Rows, key: str) -> list[Any]:
