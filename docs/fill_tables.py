@@ -18,6 +18,7 @@ TABLES = {
     "demo": ("demo", tables.students),
     "init": ("init", tables.initialisations),
     "operator": ("operator", tables.operator),
+    "operator-memory": ("operator", tables.operator_memory),
     "operator-bounds": ("operator", tables.operator_bounds),
     "operator-grid": ("operator-grid", tables.operator_grid),
     "operator-latency": ("operator-latency", tables.operator_latency),

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from pairmix import functional, ops, results
 from pairmix.bench import init as bench_init
@@ -131,10 +131,10 @@ def bench_operator_command(
         console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
     rows = _live(module.run(config), table)
     if name == "operator":
+        _print(tables.operator_memory(rows))
         _print(tables.operator_bounds(rows))
-    _save(
-        out / name, " ".join(["pairmix bench operator", *(f"--{mode}" for mode in modes)]), asdict(config), rows, plot
-    )
+    command = " ".join(["pairmix bench operator", *(f"--{mode}" for mode in modes)])
+    _save(out / name, command, asdict(config), rows, plot)
 
 
 def _whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -148,8 +148,8 @@ def _whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, text.split(",")))
 
 
-def _config(config: Callable[..., Any], options: dict[str, Any], name: str) -> Any:
-    for option in options.keys() - {field.name for field in fields(config)}:  # type: ignore[arg-type]
+def _config(config: type[Any], options: dict[str, Any], name: str) -> Any:
+    for option in options.keys() - {field.name for field in fields(config)}:
         mode = name.replace("operator-", "--")
         raise typer.BadParameter(f"{mode} takes none: it has its own", param_hint=f"--{option}")
     try:
@@ -183,7 +183,7 @@ def _print(table: tables.Table) -> None:
 
 def _rendered(table: tables.Table) -> Table:
     header, *lines = table
-    rendered = Table(*header)
+    rendered = Table(*(Column(title, overflow="fold") for title in header))  # never cut off a number
     for line in lines:
         rendered.add_row(*line)
     return rendered

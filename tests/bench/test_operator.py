@@ -278,7 +278,8 @@ def test_without_kernels_it_runs_and_says_so(tmp_path, monkeypatch):
         ("--scaling --widths 8", "got [8]"),
     ],
 )
-def test_bad_arguments(arguments, complaint):
+def test_bad_arguments(arguments, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it would write if it ran
     result = command(*arguments.split())
     assert result.exit_code == 2
     assert complaint in " ".join(result.output.replace("│", " ").split())

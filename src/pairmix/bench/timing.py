@@ -37,7 +37,7 @@ def interleaved(
     Args:
         calls: what to call, by name.
         seconds: how long to go on.
-        block: how long a sample takes at least, in seconds.
+        block: how long a sample takes, in seconds, unless a single call takes longer.
         clock: tells the time in seconds.
     """
     repeats, every = {}, {}
