@@ -36,6 +36,11 @@ format: $(INSTALLED) ## Put the code into the project's style
 results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
 	$(BIN)/pairmix demo --out results
 	$(BIN)/pairmix bench init --out results
+	$(BIN)/pairmix bench operator --out results
+	$(BIN)/pairmix bench operator --grid --out results
+	$(BIN)/pairmix bench operator --latency --out results
+	$(BIN)/pairmix bench operator --scaling --out results
+	$(BIN)/pairmix bench operator --variants --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind

@@ -1,6 +1,6 @@
 """Write the tables of README and docs from the files in results/.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->` and is made from results/NAME.json.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from pairmix.report import tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TABLES = {"demo": tables.students, "init": tables.initialisations}
+# The file in results/ that a table is made from, and what makes it.
+TABLES = {
+    "demo": ("demo", tables.students),
+    "init": ("init", tables.initialisations),
+    "operator": ("operator", tables.operator),
+    "operator-memory": ("operator", tables.operator_memory),
+    "operator-bounds": ("operator", tables.operator_bounds),
+    "operator-grid": ("operator-grid", tables.operator_grid),
+    "operator-latency": ("operator-latency", tables.operator_latency),
+    "operator-scaling": ("operator-scaling", tables.operator_scaling),
+    "operator-variants": ("operator-variants", tables.operator_variants),
+}
 
 
 def filled(page: str) -> str:
@@ -21,10 +32,12 @@ def filled(page: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         name = match["name"]
-        rows = results.load(ROOT / "results" / f"{name}.json")["rows"]
-        return f"<!-- table: {name} -->\n{tables.markdown(TABLES[name](rows))}\n<!-- end -->"
+        file, make = TABLES[name]
+        path = ROOT / "results" / f"{file}.json"
+        text = tables.markdown(make(results.load(path)["rows"])) if path.exists() else "Not measured yet."
+        return f"<!-- table: {name} -->\n{text}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+    return re.sub(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "results": {""},  # only the version
     "experiments": {"nn", "functional", "schedule"},
     "report": {"results"},
-    "bench": {"experiments", "nn", "functional", "schedule", "results"},
+    "bench": {"experiments", "nn", "functional", "ops", "schedule", "results"},
     "cli": {"experiments", "bench", "report", "results", "nn", "functional", "ops", "schedule"},
     "__main__": {"cli"},
     "": {"nn", "functional", "schedule"},

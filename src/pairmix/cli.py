@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from pairmix import functional, ops, results
 from pairmix.bench import init as bench_init
+from pairmix.bench import operator as bench_operator
+from pairmix.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix.experiments import demo as demo_experiment
 from pairmix.report import plots, tables
 
@@ -78,6 +83,93 @@ def bench_init_command(
     _save(out / "init", "pairmix bench init", asdict(config), rows, plots.initialisations)
 
 
+OPERATOR_MODES: dict[str, tuple[Any, Callable[[tables.Rows], tables.Table], Callable[[tables.Rows, Path], None]]] = {
+    "operator": (bench_operator, tables.operator, plots.operator),
+    "operator-grid": (operator_grid, tables.operator_grid, plots.operator_grid),
+    "operator-latency": (operator_latency, tables.operator_latency, plots.operator_latency),
+    "operator-scaling": (operator_scaling, tables.operator_scaling, plots.operator_scaling),
+    "operator-variants": (operator_variants, tables.operator_variants, plots.operator_variants),
+}
+
+
+@bench.command("operator")
+def bench_operator_command(
+    out: Out = Path("results"),
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Over widths, batches and schedules: where does SPM win?")
+    ] = False,
+    latency: Annotated[bool, typer.Option("--latency", help="One vector: how long does it take?")] = False,
+    scaling: Annotated[bool, typer.Option("--scaling", help="SPM up to a width of 65,536: how does it grow?")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="What do other kinds of SPM layer cost?")] = False,
+    widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
+    batch: Annotated[int | None, typer.Option(help="The number of rows.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="How long to measure each width, or each variant.")] = None,
+    threads: Annotated[
+        str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")
+    ] = None,
+) -> None:
+    """How fast is the operator? Against nn.Linear, other structured layers and the machine (about ten minutes)."""
+    flags = {"grid": grid, "latency": latency, "scaling": scaling, "variants": variants}
+    modes = [mode for mode, is_set in flags.items() if is_set]
+    if len(modes) > 1:
+        raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
+    if batch is not None and batch < 1:
+        raise typer.BadParameter(f"must be at least 1, got {batch}", param_hint="--batch")
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"must be a number of seconds, got {seconds}", param_hint="--seconds")
+    name = "-".join(["operator", *modes])
+    module, table, plot = OPERATOR_MODES[name]
+    options = {
+        "widths": _whole_numbers("--widths", widths),
+        "batch": batch,
+        "seconds": seconds,
+        "threads": _whole_numbers("--threads", threads),
+    }
+    config = _config(module.Config, {option: value for option, value in options.items() if value is not None}, name)
+    reason = ops.cpu.why_not(torch.device("cpu"))
+    if reason is not None:
+        console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
+    rows = _live(module.run(config), table)
+    if name == "operator":
+        _print(tables.operator_memory(rows))
+        _print(tables.operator_bounds(rows))
+    command = " ".join(["pairmix bench operator", *(f"--{mode}" for mode in modes)])
+    _save(out / name, command, asdict(config), rows, plot)
+
+
+def _whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    for word in text.split(","):
+        if not word.strip().isdecimal() or int(word) < 1:
+            raise typer.BadParameter(
+                f"must be whole numbers of at least 1, such as 1,2; got {word!r}", param_hint=option
+            )
+    return tuple(map(int, text.split(",")))
+
+
+def _config(config: type[Any], options: dict[str, Any], name: str) -> Any:
+    for option in options.keys() - {field.name for field in fields(config)}:
+        mode = name.replace("operator-", "--")
+        raise typer.BadParameter(f"{mode} takes none: it has its own", param_hint=f"--{option}")
+    try:
+        return config(**options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _live(measured: Iterable[dict[str, Any]], table: Callable[[tables.Rows], tables.Table]) -> list[dict[str, Any]]:
+    """Show the newest lines of the table as the rows come in, and in the end the whole."""
+    rows: list[dict[str, Any]] = []
+    with Live("measuring ...", console=console, transient=True) as live:
+        for row in measured:
+            rows.append(row)
+            header, *lines = table(rows)
+            live.update(_rendered([header, *lines[-max(1, console.height - 8) :]]))
+    _print(table(rows))
+    return rows
+
+
 def _progress(*columns: Any) -> Progress:
     return Progress(
         TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *columns,
@@ -86,11 +178,15 @@ def _progress(*columns: Any) -> Progress:
 
 
 def _print(table: tables.Table) -> None:
+    console.print(_rendered(table))
+
+
+def _rendered(table: tables.Table) -> Table:
     header, *lines = table
-    printed = Table(*header)
+    rendered = Table(*(Column(title, overflow="fold") for title in header))  # never cut off a number
     for line in lines:
-        printed.add_row(*line)
-    console.print(printed)
+        rendered.add_row(*line)
+    return rendered
 
 
 def _save(base: Path, command: str, config: dict[str, Any], rows: list[dict[str, Any]], plot: Any) -> None:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "coeffs.h"
+#include "peak.h"
 #include "stages.h"
 #include "tiles.h"
 
@@ -354,7 +355,7 @@ void backward(const Call& call) { dispatch(call, true); }
 
 #define PAIRMIX_STRING(name) #name
 #define PAIRMIX_KERNELS(target) \
-  const Kernels kernels_##target = {PAIRMIX_STRING(target), forward, backward};
+  const Kernels kernels_##target = {PAIRMIX_STRING(target), forward, backward, multiply_adds_per_second};
 #define PAIRMIX_EXPANDED(target) PAIRMIX_KERNELS(target)
 PAIRMIX_EXPANDED(PAIRMIX_TARGET)
 

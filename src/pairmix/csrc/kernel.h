@@ -37,6 +37,7 @@ struct Kernels {
   const char* name;
   void (*forward)(const Call&);
   void (*backward)(const Call&);
+  double (*multiply_adds_per_second)(int32_t threads);  // the most that this build could do on this machine
 };
 
 // Each build of kernel.cpp defines one of these.

@@ -98,6 +98,10 @@ NB_MODULE(_kernels, m) {
   m.def("targets", targets);
   m.def("target", [] { return std::string(chosen->name); });
   m.def("use_target", use_target);
+  m.def("multiply_adds_per_second", [](int threads) {
+    nb::gil_scoped_release release;
+    return chosen->multiply_adds_per_second(threads);
+  });
   m.def(
       "forward",
       [](const Plan& plan, int dtype, bool rotation, int64_t row_count, int in_features, int out_features, int threads,

@@ -33,6 +33,11 @@ def instruction_set() -> str:
     return _kernels.target()
 
 
+def multiply_adds_per_second() -> float:
+    """The float32 multiply-adds that this machine does in registers, with all of torch's threads."""
+    return _kernels.multiply_adds_per_second(torch.get_num_threads())
+
+
 def forward(
     x: Tensor,
     blocks: Tensor,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import mean
 from typing import Any
 
 Table = list[list[str]]
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Columns = Sequence[tuple[str, Callable[[Row], str]]]
+
+TASKS = {"train": "forward + backward", "inference": "forward"}
 
 
 def students(rows: Rows) -> Table:
@@ -38,10 +43,147 @@ def initialisations(rows: Rows) -> Table:
     return [header, *lines]
 
 
+def operator(rows: Rows) -> Table:
+    """The time of every layer, and its ratio to that of `nn.Linear`."""
+    return _table(
+        rows,
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            ("layer", lambda row: row["layer"]),
+            ("forward + backward, ms", lambda row: _spread(row["train"], "ms")),
+            ("times as fast as nn.Linear", lambda row: _spread(row["train"], "speedup")),
+            ("forward, ms", lambda row: _spread(row["inference"], "ms")),
+            ("times as fast as nn.Linear", lambda row: _spread(row["inference"], "speedup")),
+        ],
+    )
+
+
+def operator_memory(rows: Rows) -> Table:
+    """What every layer needs memory for."""
+    return _table(
+        rows,
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            ("layer", lambda row: row["layer"]),
+            ("parameters", lambda row: f"{row['parameters']:,}"),
+            ("kept for backward", lambda row: _mebibytes(row["bytes_kept"])),
+            ("peak of training", lambda row: _mebibytes(row["peak_bytes"])),
+        ],
+    )
+
+
+def operator_bounds(rows: Rows) -> Table:
+    """How near SPM comes to what the machine could do."""
+
+    def percent(task: str, of: str) -> Callable[[Row], str]:
+        return lambda row: "-" if row[task][of] is None else f"{row[task][of]:.0%}"
+
+    return _table(
+        [row for row in rows if "of_bandwidth" in row["train"]],
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            ("10^9 multiply-adds/s", lambda row: _number(row["train"]["multiply_adds_per_second"], 1e-9)),
+            ("copied GB/s", lambda row: _number(row["train"]["bytes_per_second"], 1e-9)),
+            *(
+                (f"{name}, of the {bound}", percent(task, f"of_{bound}"))
+                for task, name in TASKS.items()
+                for bound in ("arithmetic", "bandwidth")
+            ),
+        ],
+    )
+
+
+def operator_grid(rows: Rows) -> Table:
+    """How many times as fast as `nn.Linear` SPM is: a line for each width, a column for each batch."""
+    at = {(row["threads"], row["schedule"], row["n"], row["batch"]): row for row in rows}
+    lines = {(task, *key[:-1]): {**row, "task": task} for task in TASKS for key, row in at.items()}
+
+    def speedup(batch: int, line: Row) -> str:
+        row = at.get((line["threads"], line["schedule"], line["n"], batch))
+        return _number(row[line["task"]]["speedup"] if row and row[line["task"]] else None)
+
+    return _table(
+        list(lines.values()),
+        [
+            ("", lambda line: TASKS[line["task"]]),
+            ("schedule", lambda line: line["schedule"]),
+            ("n", lambda line: f"{line['n']:,}"),
+            *((f"batch {batch:,}", partial(speedup, batch)) for batch in _distinct(row["batch"] for row in rows)),
+        ],
+    )
+
+
+def operator_latency(rows: Rows) -> Table:
+    """The time that one vector takes."""
+    return _table(
+        rows,
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            ("layer", lambda row: row["layer"]),
+            ("µs", lambda row: _spread(row["inference"], "ms", 1e3)),
+            ("times as fast as nn.Linear", lambda row: _spread(row["inference"], "speedup")),
+        ],
+    )
+
+
+def operator_scaling(rows: Rows) -> Table:
+    """The time of training at growing widths, and the exponent of its growth."""
+    return _table(
+        rows,
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            ("stages", lambda row: str(row["stages"])),
+            ("parameters", lambda row: f"{row['parameters']:,}"),
+            ("forward + backward, ms", lambda row: _spread(row["train"], "ms")),
+            ("peak", lambda row: _mebibytes(row["peak_bytes"])),
+            ("exponent over all n", lambda row: f"{row['exponent']:.2f}"),
+        ],
+    )
+
+
+def operator_variants(rows: Rows) -> Table:
+    """What other kinds of SPM layer cost beside the plain one."""
+
+    def cost(task: str) -> Callable[[Row], str]:
+        return lambda row: _spread(row[task], "cost")
+
+    return _table(
+        rows,
+        [
+            ("layer", lambda row: row["variant"]),
+            ("beside", lambda row: row["base"]),
+            *((f"{name}, times as long", cost(task)) for task, name in TASKS.items()),
+        ],
+    )
+
+
 def markdown(table: Table) -> str:
     """The table as Markdown has it."""
     header, *lines = table
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *lines])
+
+
+def _table(rows: Rows, columns: Columns) -> Table:
+    """A line for every row; with its number of threads if there are several."""
+    if len({row["threads"] for row in rows}) > 1:
+        columns = [("threads", lambda row: str(row["threads"])), *columns]
+    return [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+
+
+def _spread(measured: Row, name: str, unit: float = 1) -> str:
+    low, high = measured[f"{name}_iqr"]
+    return f"{_number(measured[name], unit)} ({_number(low, unit)} to {_number(high, unit)})"
+
+
+def _number(value: float | None, unit: float = 1) -> str:
+    """With three digits, more only for a whole number; a dash for what could not be measured."""
+    if value is None:
+        return "-"
+    return f"{value * unit:,.0f}" if value * unit >= 999.5 else f"{value * unit:#.3g}".rstrip(".")
+
+
+def _mebibytes(size: int | None) -> str:
+    return "-" if size is None else f"{_number(size, 2**-20)} MiB"
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
