@@ -1,17 +1,54 @@
 """The compiled kernels; see csrc/module.cpp."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 class Plan:
     """How the kernels walk a schedule."""
 
     def __init__(self, order: npt.NDArray[np.int32]) -> None: ...
 
-def empty(shape: list[int], dtype: int, /) -> object: ...
 def targets() -> list[str]: ...
 def target() -> str: ...
-def use_target(name: str) -> None: ...
+def use_target(name: str, /) -> None: ...
+def use_exchange_api(wanted: bool, /) -> bool: ...
 def multiply_adds_per_second(threads: int, /) -> float: ...
-def forward(*arguments: Plan | int) -> None: ...
-def backward(*arguments: Plan | int) -> None: ...
+def fits(
+    plan: Plan,
+    x: Tensor,
+    blocks: Tensor,
+    d_in: Tensor | None,
+    d_out: Tensor | None,
+    bias: Tensor | None,
+    residual_scale: Tensor | None,
+    out_features: int,
+    /,
+) -> bool: ...
+def forward(
+    plan: Plan,
+    x: Tensor,
+    blocks: Tensor,
+    d_in: Tensor | None,
+    d_out: Tensor | None,
+    bias: Tensor | None,
+    residual_scale: Tensor | None,
+    out_features: int,
+    threads: int,
+    /,
+) -> Tensor | None: ...
+def backward(
+    plan: Plan,
+    grad: Tensor,
+    x: Tensor,
+    blocks: Tensor,
+    d_in: Tensor | None,
+    d_out: Tensor | None,
+    residual_scale: Tensor | None,
+    out_features: int,
+    needs: Sequence[bool],
+    threads: int,
+    /,
+) -> list[Tensor | None] | None: ...

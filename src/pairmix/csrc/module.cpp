@@ -1,18 +1,18 @@
-// What Python sees: plans, and calls with addresses of tensors.
+// What Python sees: plans, and calls with tensors.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "kernel.h"
 #include "pool.h"
-
-namespace nb = nanobind;
+#include "tensors.h"
 
 namespace pairmix {
 namespace {
@@ -47,42 +47,131 @@ void use_target(const std::string& name) {
 }
 
 Pool pool;
+const ExchangeApi* exchange_api = nullptr;
 
-// A tensor on the pool's memory, as DLPack hands it over: the tensor's death gives the memory back.
-struct Managed {
-  nb::dlpack::dltensor tensor;
-  void* unused = nullptr;
-  void (*deleter)(Managed*) = nullptr;
-  int64_t bytes = 0;
-  std::vector<int64_t> shape;
+// Returns whether there is one.
+bool use_exchange_api(bool wanted) {
+  exchange_api = nullptr;
+  const nb::object capsule = nb::getattr(nb::module_::import_("torch").attr("Tensor"), "__dlpack_c_exchange_api__", nb::none());
+  if (!wanted || capsule.is_none()) return false;
+  const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (!api) throw nb::python_error();
+  if (api->major == 1 && api->read) exchange_api = api;
+  return exchange_api != nullptr;
+}
+
+// The tensors of a call, as long as they are what the kernels take: on the CPU, in one precision (parameters in float32 if
+// the rows are halves), parameters dense, rows evenly spaced, shapes that fit.
+class Operands {
+ public:
+  Operands(const Plan& plan, nb::handle x, nb::handle grad, int64_t out_features, nb::handle blocks, nb::handle d_in,
+           nb::handle d_out, nb::handle bias, nb::handle residual_scale)
+      : x(x, exchange_api), grad_(grad, exchange_api) {
+    const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
+    const std::optional<Dtype> dtype = this->x.dtype();
+    if (!dtype || this->x.dimensions() < 1 || out_features < 1 || out_features > n) return;
+    computed = *dtype == Dtype::float64 ? Dtype::float64 : Dtype::float32;
+    call.plan = &plan, call.dtype = *dtype, call.out_features = static_cast<int32_t>(out_features);
+    const int64_t in_features = this->x.size(this->x.dimensions() - 1);
+    if (in_features < 1 || in_features > n || !rows(this->x, call.x, call.rows)) return;
+    call.in_features = static_cast<int32_t>(in_features);
+    if (grad_.exists()) {
+      int64_t count;
+      if (grad_.dtype() != dtype || !rows(grad_, call.grad, count) || count != call.rows) return;
+      if (grad_.size(grad_.dimensions() - 1) != out_features) return;
+    }
+    const TensorView given(blocks, exchange_api);
+    call.rotation = given.dimensions() == 3 && given.size(1) == 2;
+    has_angles = given.dimensions() == 2;
+    fits = (has_angles ? given.is_dense({stages, pairs}) : given.is_dense({stages, call.rotation ? 2 : 4, pairs})) &&
+           given.dtype() == computed && parameter(d_in, n, call.parameters.d_in) &&
+           parameter(d_out, n, call.parameters.d_out) && parameter(bias, out_features, call.parameters.bias) &&
+           parameter(residual_scale, stages, call.parameters.residual_scale) && (residual_scale.is_none() || n % 2);
+    call.parameters.blocks = given.data();
+  }
+
+  Call call{};
+  TensorView x;
+  Dtype computed{};
+  bool fits = false, has_angles = false;
+
+ private:
+  bool parameter(nb::handle object, int64_t size, void*& data) const {
+    const TensorView view(object, exchange_api);
+    data = view.exists() ? view.data() : nullptr;
+    return !view.exists() || (view.is_dense({size}) && view.dtype() == computed);
+  }
+
+  // Whether all but the last dimension are as good as one.
+  static bool rows(const TensorView& view, Rows& rows, int64_t& count) {
+    const int32_t last = view.dimensions() - 1;
+    rows = {view.data(), last > 0 ? view.stride(last - 1) : view.size(last), view.stride(last)};
+    count = 1;
+    for (int32_t k = last - 1; k >= 0; --k) {
+      if (count == 1) rows.row_stride = view.stride(k);  // dimensions of size one do not matter
+      if (view.size(k) > 1 && view.stride(k) != rows.row_stride * count) return false;
+      count *= view.size(k);
+    }
+    return true;
+  }
+
+  TensorView grad_;
 };
 
-nb::object empty(std::vector<int64_t> shape, int dtype) {
-  static constexpr nb::dlpack::dtype types[] = {{2, 32, 1}, {2, 64, 1}, {4, 16, 1}, {2, 16, 1}};  // by Dtype
-  auto managed = std::make_unique<Managed>();
-  managed->bytes = types[dtype].bits / 8;
-  for (const int64_t size : shape) managed->bytes *= size;
-  managed->shape = std::move(shape);
-  managed->tensor.device = {nb::device::cpu::value, 0};
-  managed->tensor.dtype = types[dtype];
-  managed->tensor.ndim = static_cast<int32_t>(managed->shape.size());
-  managed->tensor.shape = managed->shape.data();
-  managed->tensor.data = pool.take(managed->bytes);
-  managed->deleter = [](Managed* self) {
-    pool.give_back(self->tensor.data, self->bytes);
-    delete self;
+void run(void (*kernel)(const Call&), const Call& call) {
+  const nb::gil_scoped_release release;
+  kernel(call);
+}
+
+bool fits(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias,
+          nb::handle residual_scale, int64_t out_features) {
+  const Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
+  return operands.fits && (operands.call.dtype == Dtype::float32 || operands.call.dtype == Dtype::float64);
+}
+
+// None if the tensors are not what the kernels take.
+nb::object forward(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias,
+                   nb::handle residual_scale, int64_t out_features, int threads) {
+  Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
+  if (!operands.fits || operands.has_angles) return nb::none();
+  Call& call = operands.call;
+  std::vector<int64_t> shape(operands.x.shape(), operands.x.shape() + operands.x.dimensions());
+  shape.back() = out_features;
+  NewTensor y = new_tensor(pool, std::move(shape), call.dtype, exchange_api);
+  call.threads = threads, call.y = {y.data, out_features, 1};
+  run(chosen->forward, call);
+  return std::move(y.object);
+}
+
+// The gradients that are needed, of x, blocks, d_in, d_out, bias, residual_scale; that of blocks is a matrix if they are
+// rotations. None if the tensors are not what the kernels take.
+nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out,
+                    nb::handle residual_scale, int64_t out_features, const std::array<bool, 6>& needs, int threads) {
+  Operands operands(plan, x, grad, out_features, blocks, d_in, d_out, nb::none(), residual_scale);
+  if (!operands.fits || operands.has_angles) return nb::none();
+  Call& call = operands.call;
+  call.threads = threads;
+  const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
+  nb::list results;
+  const auto result = [&](bool needed, std::vector<int64_t> shape, Dtype dtype) -> void* {
+    if (!needed) {
+      results.append(nb::none());
+      return nullptr;
+    }
+    NewTensor tensor = new_tensor(pool, std::move(shape), dtype, exchange_api);
+    results.append(std::move(tensor.object));
+    return tensor.data;
   };
-  // A capsule that no tensor takes over would leak its memory; torch takes over the ones it is given.
-  return nb::steal(PyCapsule_New(managed.release(), "dltensor", nullptr));
-}
-
-Rows rows(uintptr_t data, int64_t row_stride, int64_t column_stride) {
-  return {reinterpret_cast<void*>(data), row_stride, column_stride};
-}
-
-Parameters parameters(uintptr_t blocks, uintptr_t d_in, uintptr_t d_out, uintptr_t bias, uintptr_t residual_scale) {
-  const auto pointer = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
-  return {pointer(blocks), pointer(d_in), pointer(d_out), pointer(bias), pointer(residual_scale)};
+  const TensorView& view = operands.x;
+  call.grad_x = {result(needs[0], {view.shape(), view.shape() + view.dimensions()}, call.dtype), call.in_features, 1};
+  const std::vector<int64_t> of_blocks = call.rotation ? std::vector{stages, pairs} : std::vector<int64_t>{stages, 4, pairs};
+  call.gradients.blocks = result(needs[1], of_blocks, operands.computed);
+  call.gradients.d_in = result(needs[2], {n}, operands.computed);
+  call.gradients.d_out = result(needs[3], {n}, operands.computed);
+  call.gradients.bias = result(needs[4], {out_features}, operands.computed);
+  call.gradients.residual_scale = result(needs[5], {stages}, operands.computed);
+  run(chosen->backward, call);
+  return results;
 }
 
 }  // namespace
@@ -91,45 +180,21 @@ Parameters parameters(uintptr_t blocks, uintptr_t d_in, uintptr_t d_out, uintptr
 NB_MODULE(_kernels, m) {
   using namespace pairmix;
   nb::set_leak_warnings(false);  // plans live as long as the schedules that are kept for the whole process
+  use_exchange_api(true);
   nb::class_<Plan>(m, "Plan").def("__init__", [](Plan* plan, nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig> order) {
     new (plan) Plan(order.data(), static_cast<int32_t>(order.shape(0)), static_cast<int32_t>(order.shape(1)));
   });
-  m.def("empty", empty);
   m.def("targets", targets);
   m.def("target", [] { return std::string(chosen->name); });
   m.def("use_target", use_target);
+  m.def("use_exchange_api", use_exchange_api);
   m.def("multiply_adds_per_second", [](int threads) {
     nb::gil_scoped_release release;
     return chosen->multiply_adds_per_second(threads);
   });
-  m.def(
-      "forward",
-      [](const Plan& plan, int dtype, bool rotation, int64_t row_count, int in_features, int out_features, int threads,
-         uintptr_t x, int64_t x_row, int64_t x_column, uintptr_t y, uintptr_t blocks, uintptr_t d_in, uintptr_t d_out,
-         uintptr_t bias, uintptr_t residual_scale) {
-        Call call{};
-        call.plan = &plan, call.dtype = static_cast<Dtype>(dtype), call.rotation = rotation, call.rows = row_count;
-        call.in_features = in_features, call.out_features = out_features, call.threads = threads;
-        call.x = rows(x, x_row, x_column), call.y = rows(y, out_features, 1);
-        call.parameters = parameters(blocks, d_in, d_out, bias, residual_scale);
-        nb::gil_scoped_release release;
-        chosen->forward(call);
-      });
-  m.def(
-      "backward",
-      [](const Plan& plan, int dtype, bool rotation, int64_t row_count, int in_features, int out_features, int threads,
-         uintptr_t grad, int64_t grad_row, int64_t grad_column, uintptr_t x, int64_t x_row, int64_t x_column,
-         uintptr_t blocks, uintptr_t d_in, uintptr_t d_out, uintptr_t residual_scale, uintptr_t grad_x,
-         uintptr_t grad_blocks, uintptr_t grad_d_in, uintptr_t grad_d_out, uintptr_t grad_bias,
-         uintptr_t grad_residual_scale) {
-        Call call{};
-        call.plan = &plan, call.dtype = static_cast<Dtype>(dtype), call.rotation = rotation, call.rows = row_count;
-        call.in_features = in_features, call.out_features = out_features, call.threads = threads;
-        call.grad = rows(grad, grad_row, grad_column), call.x = rows(x, x_row, x_column);
-        call.grad_x = rows(grad_x, in_features, 1);
-        call.parameters = parameters(blocks, d_in, d_out, 0, residual_scale);
-        call.gradients = parameters(grad_blocks, grad_d_in, grad_d_out, grad_bias, grad_residual_scale);
-        nb::gil_scoped_release release;
-        chosen->backward(call);
-      });
+  // nanobind wants to be told that None is welcome.
+  const auto any = nb::arg().none();
+  m.def("fits", fits, nb::arg(), nb::arg(), nb::arg(), any, any, any, any, nb::arg());
+  m.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), any, any, any, any, nb::arg(), nb::arg());
+  m.def("backward", backward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any, any, nb::arg(), nb::arg(), nb::arg());
 }

@@ -1,5 +1,5 @@
-// Memory for results, kept when a tensor dies. A fresh block of a few megabytes costs a page fault for every 4 KiB, which
-// takes as long as the kernel itself; PyTorch's CPU allocator returns such blocks to the system again and again.
+// Memory for results. Large blocks are kept when a tensor dies: a fresh block of a few megabytes costs a page fault for every
+// 4 KiB, which takes as long as the kernel itself, and allocators return such blocks to the system again and again.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace pairmix {
 class Pool {
  public:
   void* take(int64_t bytes) {
-    {
+    if (bytes >= kLarge) {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (size_t k = free_.size(); k-- > 0;)
         if (free_[k].bytes == bytes) {
@@ -23,12 +23,14 @@ class Pool {
           return memory;
         }
     }
-    void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment));
+    void* memory = bytes < kLarge ? std::aligned_alloc(64, static_cast<size_t>(bytes / 64 + 1) * 64)
+                                  : std::aligned_alloc(4096, static_cast<size_t>((bytes + 4095) / 4096 * 4096));
     if (!memory) throw std::bad_alloc();
     return memory;
   }
 
   void give_back(void* memory, int64_t bytes) {
+    if (bytes < kLarge) return std::free(memory);
     const std::lock_guard<std::mutex> lock(mutex_);
     free_.push_back({memory, bytes});
     kept_ += bytes;
@@ -44,7 +46,7 @@ class Pool {
     void* memory;
     int64_t bytes;
   };
-  static constexpr int64_t kAlignment = 4096;
+  static constexpr int64_t kLarge = 128 << 10;
   static constexpr int64_t kMostKept = int64_t{128} << 20;
   std::mutex mutex_;
   std::vector<Free> free_;

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch  # before the kernels, so that they share its OpenMP threads
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 try:
     from pairmix import _kernels
@@ -16,9 +14,6 @@ except ImportError as error:
     _missing: str | None = f"pairmix was installed without its compiled kernels ({error})"
 else:
     _missing = None
-
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_LARGE = 1 << 17  # bytes from which on results come from the kernels' own pool: see csrc/pool.h
 
 
 def why_not(device: torch.device) -> str | None:
@@ -38,6 +33,11 @@ def multiply_adds_per_second() -> float:
     return _kernels.multiply_adds_per_second(torch.get_num_threads())
 
 
+def fits(x: Tensor, blocks: Tensor, order: Tensor, *rest: Any) -> bool:
+    """Whether these arguments of `forward` are right, and can be computed without a conversion."""
+    return _missing is None and _kernels.fits(_plan(order), x, blocks, *rest)
+
+
 def forward(
     x: Tensor,
     blocks: Tensor,
@@ -49,12 +49,16 @@ def forward(
     out_features: int,
 ) -> Tensor:
     """As `reference.forward`."""
-    rows = x.reshape(-1, x.shape[-1])
-    y = _empty((*x.shape[:-1], out_features), x)
-    parameters = _parameters(x, blocks, d_in, d_out, bias, residual_scale)
-    tensors = [rows.data_ptr(), *rows.stride(), y.data_ptr(), *map(_address, parameters)]
-    _kernels.forward(*_setting(rows, blocks, order, out_features), *tensors)
-    return y
+    plan, threads = _plan(order), torch.get_num_threads()
+    if blocks.dim() == 2:
+        blocks = _cos_and_sin(blocks, x)
+    y = _kernels.forward(plan, x, blocks, d_in, d_out, bias, residual_scale, out_features, threads)
+    if y is None:
+        parameters = _converted(x, blocks, d_in, d_out, bias, residual_scale)
+        y = _kernels.forward(plan, _rows(x), *parameters, out_features, threads)
+        if y is None:
+            raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
+    return y.reshape(*x.shape[:-1], out_features) if y.dim() != x.dim() else y
 
 
 def backward(
@@ -66,33 +70,23 @@ def backward(
     d_out: Tensor | None,
     residual_scale: Tensor | None,
     needs: Sequence[bool],
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """As `reference.backward`."""
-    rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    parameters = _parameters(x, blocks, d_in, d_out, residual_scale)
-    stages, n = order.shape
-    gx = _empty(x.shape if needs[0] else (0,), x)
-    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
-    shapes = (blocks.shape, (n,), (n,), grad.shape[-1:], (stages,))
-    gradients = [
-        blocks.new_empty(shape if needed else (0,), dtype=computed)
-        for shape, needed in zip(shapes, needs[1:], strict=True)
-    ]
-    _kernels.backward(
-        *_setting(rows, blocks, order, grad.shape[-1]),
-        *(grad_rows.data_ptr(), *grad_rows.stride()),
-        *(rows.data_ptr(), *rows.stride()),
-        *map(_address, parameters),
-        *(result.data_ptr() if needed else 0 for result, needed in zip((gx, *gradients), needs, strict=True)),
-    )
-    if blocks.dtype != computed:
-        gradients = [gradient.to(blocks.dtype) for gradient in gradients]
-    return gx, *gradients
-
-
-def _setting(rows: Tensor, blocks: Tensor, order: Tensor, out_features: int) -> list[Any]:
-    is_rotation = blocks.dim() == 2
-    return [_plan(order), _DTYPES[rows.dtype], is_rotation, *rows.shape, out_features, torch.get_num_threads()]
+    plan, out_features, threads = _plan(order), grad.shape[-1], torch.get_num_threads()
+    dtype = blocks.dtype
+    if blocks.dim() == 2:
+        blocks = _cos_and_sin(blocks, x)
+    gradients = _kernels.backward(
+        plan, grad, x, blocks, d_in, d_out, residual_scale, out_features, needs, threads
+    )  # fmt: skip
+    if gradients is None:
+        parameters = _converted(x, blocks, d_in, d_out, residual_scale)
+        gradients = _kernels.backward(plan, _rows(grad), _rows(x), *parameters, out_features, needs, threads)
+        if gradients is None:
+            raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
+        gx, *others = gradients
+        gradients = [None if gx is None else gx.reshape(x.shape), *(g if g is None else g.to(dtype) for g in others)]
+    return tuple(gradients)
 
 
 def _plan(order: Tensor) -> Any:
@@ -104,18 +98,18 @@ def _plan(order: Tensor) -> Any:
     return plan
 
 
-def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    if math.prod(shape) * like.itemsize < _LARGE:
-        return like.new_empty(shape)
-    return from_dlpack(_kernels.empty(list(shape), _DTYPES[like.dtype]))
+def _cos_and_sin(angles: Tensor, x: Tensor) -> Tensor:
+    angles = angles.detach().to(_computed(x))
+    return torch.stack((angles.cos(), angles.sin()), 1)
 
 
-def _parameters(x: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
-    if x.dtype in (torch.float32, torch.float64) and all(p is None or p.is_contiguous() for p in parameters):
-        return list(parameters)
-    computed = torch.promote_types(x.dtype, torch.float32)
-    return [None if parameter is None else parameter.to(computed).contiguous() for parameter in parameters]
+def _converted(x: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
+    return [None if p is None else p.detach().to(_computed(x)).contiguous() for p in parameters]
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _computed(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

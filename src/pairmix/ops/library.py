@@ -26,12 +26,12 @@ class Impl:
 
     Attributes:
         forward: as `reference.forward`.
-        backward: as `reference.backward`.
+        backward: as `reference.backward`; what was not asked for may be None.
         why_not: why it cannot run on this device here; None if it can.
     """
 
     forward: Callable[..., Tensor]
-    backward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
     why_not: Callable[[torch.device], str | None]
 
 
@@ -59,8 +59,9 @@ def _compute(*arguments: Any) -> Tensor:
 
 
 def _compute_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    *inputs, impl = arguments
-    return IMPLS[impl].backward(*inputs)
+    grad, *rest, impl = arguments
+    gradients = IMPLS[impl].backward(grad, *rest)
+    return tuple(grad.new_empty(0) if gradient is None else gradient for gradient in gradients)
 
 
 _KERNELS: dict[Any, Callable[..., Any]] = {spm: _compute, spm_backward: _compute_backward}
@@ -151,7 +152,7 @@ class _Differentiable(torch.autograd.Function):
         needs = [x, blocks, d_in, d_out, bias, residual_scale]
         inputs = (grad, *ctx.saved_tensors, needs, ctx.impl)
         direct = not torch.is_grad_enabled() and _is_plain(inputs)
-        gradients = _compute_backward(*inputs) if direct else spm_backward(*inputs)
+        gradients = IMPLS[ctx.impl].backward(*inputs[:-1]) if direct else spm_backward(*inputs)
         gx, gblocks, *rest = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
         return None, gx, gblocks, None, *rest, None, None
 
