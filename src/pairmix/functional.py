@@ -63,9 +63,37 @@ def spm(
         >>> spm(torch.tensor([1.0, 2.0, 3.0, 4.0]), quarter_turns, schedule)
         tensor([-2.0000,  1.0000, -4.0000,  3.0000])
     """
-    n, stages = schedule.n, schedule.stages
+    n, order = schedule.n, schedule.order
     if out_features is None:
         out_features = n
+    parameters = (d_in, d_out, bias, residual_scale)
+    if (
+        impl in ("auto", "cpu")
+        and ops.is_ordinary(x)
+        and not torch.is_autocast_enabled("cpu")
+        and ops.cpu.fits(x, blocks, order, *parameters, out_features)
+    ):
+        return ops.call_directly(x, blocks, order, *parameters, out_features, "cpu")
+
+    x = _checked(x, blocks, schedule, *parameters, out_features)
+    if order.device != x.device:
+        order = order.to(x.device)
+    y: Tensor = ops.spm(x, blocks, order, *parameters, out_features, choose_impl(impl, x.device))
+    return y
+
+
+def _checked(
+    x: Tensor,
+    blocks: Tensor,
+    schedule: Schedule,
+    d_in: Tensor | None,
+    d_out: Tensor | None,
+    bias: Tensor | None,
+    residual_scale: Tensor | None,
+    out_features: int,
+) -> Tensor:
+    """`x`, cast as autocast wants it, if all arguments fit together."""
+    n, stages = schedule.n, schedule.stages
     if not 1 <= out_features <= n:
         raise ValueError(f"out_features must be in 1..{n}, the width of the schedule, got {out_features}")
     if x.dim() == 0 or not 1 <= x.shape[-1] <= n:
@@ -102,12 +130,7 @@ def spm(
             raise ValueError(f"{name} is on {parameter.device} and x is on {device}: move them together")
     if residual_scale is not None and n % 2 == 0:
         raise ValueError(f"residual_scale is for odd widths, where a coordinate is left over; this width is {n}")
-
-    order = schedule.order
-    if order.device != device:
-        order = order.to(device)
-    impl = choose_impl(impl, device)
-    return ops.call(x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
+    return x
 
 
 def choose_impl(impl: str, device: torch.device) -> str:

@@ -23,6 +23,8 @@ constexpr int64_t kRowsWorthPacking = 16;
 
 template <class T, int kLanes>
 class Coeffs {
+  using L = Lanes<T, kLanes>;
+
  public:
   Coeffs(const Call& call, const Layout& layout)
       : plan_(*call.plan),
@@ -56,17 +58,13 @@ class Coeffs {
     std::fill(ones_, ones_ + plan_.even(), T(1));
     for (int32_t l = 0; l < plan_.stages(); ++l) {
       if (is_read_in_place(l)) continue;
-      const T* rows = parameter_rows(l);
-      if (rotation_ ? kind(l) != Kind::rotation || plan_.n() % 2 : is_end(l) || plan_.n() % 2) {
-        write_plain(l);
-        rows = plain(l);
-      }
+      if (has_plain_copy(l)) write_plain(l);
       if (layout_.stride[l])
-        with_stride<kLanes>(layout_.stride[l], [&](auto stride) { interleave<stride()>(l, rows); });
+        with_stride<kLanes>(layout_.stride[l], [&](auto stride) { interleave<stride()>(l); });
       else if (is_end(l))
-        pack_with_diagonals(l, rows);
+        pack_with_diagonals(l);
       else
-        pack_rows(rows, copy(l), this->rows());
+        pack_rows(plain(l), copy(l), rows());
     }
   }
 
@@ -92,7 +90,12 @@ class Coeffs {
     return static_cast<const T*>(given_.blocks) + int64_t{l} * rows() * plan_.pairs();
   }
   T* copy(int32_t l) const { return copies_ + l * stage_size(); }
-  T* plain(int32_t l) const { return plain_ + l * stage_size(); }  // a, b, c, d without the diagonals
+  // The rows as the parameters have them, general if they are not used as rotations, with the pair of an odd width.
+  const T* plain(int32_t l) const { return has_plain_copy(l) ? plain_copy(l) : parameter_rows(l); }
+  T* plain_copy(int32_t l) const { return plain_ + l * stage_size(); }
+  bool has_plain_copy(int32_t l) const {
+    return plan_.n() % 2 || l >= plan_.given_stages() || (rotation_ && kind(l) != Kind::rotation);
+  }
   const T* scale_in(int32_t l) const { return l == 0 ? d_in_ : ones_; }
   const T* scale_out(int32_t l) const { return l == plan_.stages() - 1 ? d_out_ : ones_; }
 
@@ -102,9 +105,8 @@ class Coeffs {
     return to;
   }
 
-  // The rows of the stage as general blocks, or as rotations if they stay rotations, with the pair of an odd width.
   void write_plain(int32_t l) const {
-    T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_;
+    T *a = plain_copy(l), *b = a + half_, *c = b + half_, *d = c + half_;
     if (l >= plan_.given_stages()) {  // the stage that changes nothing
       std::fill(a, a + 4 * half_, T(0));
       std::fill(a, b, T(1));
@@ -125,35 +127,25 @@ class Coeffs {
 
   void pack_rows(const T* from, T* to, int count) const {
     for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes)
-      for (int row = 0; row < count; ++row)
-        for (int k = 0; k < kLanes; ++k) to[row * kLanes + k] = from[row * half_ + p + k];
+      for (int row = 0; row < count; ++row) L::store(to + row * kLanes, L::load(from + row * half_ + p));
   }
   void unpack_rows(const T* from, T* to, int count) const {
     for (int32_t p = 0; p < half_; p += kLanes, from += 4 * kLanes)
-      for (int row = 0; row < count; ++row)
-        for (int k = 0; k < kLanes; ++k) to[row * half_ + p + k] = from[row * kLanes + k];
+      for (int row = 0; row < count; ++row) L::store(to + row * half_ + p, L::load(from + row * kLanes));
   }
 
-  void pack_with_diagonals(int32_t l, const T* rows) const {
-    const T *in = scale_in(l), *out = scale_out(l);
-    T* to = copy(l);
-    for_each_pair(l, [&](int32_t i, int32_t j, int32_t number) {
-      const T *a = rows + number, *b = a + half_, *c = b + half_, *d = c + half_;
-      for (int k = 0; k < kLanes; ++k) {
-        to[k] = out[i + k] * a[k] * in[i + k];
-        to[kLanes + k] = out[i + k] * b[k] * in[j + k];
-        to[2 * kLanes + k] = out[j + k] * c[k] * in[i + k];
-        to[3 * kLanes + k] = out[j + k] * d[k] * in[j + k];
-      }
-      to += 4 * kLanes;
-    });
-  }
-
-  // Calls f(first coordinate of a unit, that of the unit it meets, the number of their first pair).
-  template <class F>
-  void for_each_pair(int32_t l, F f) const {
+  void pack_with_diagonals(int32_t l) const {
     const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;
-    for (int32_t p = 0; p < half_; p += kLanes) f(firsts[p], seconds[p], p);
+    const T *rows = plain(l), *in = scale_in(l), *out = scale_out(l);
+    T* to = copy(l);
+    for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes) {
+      const int32_t i = firsts[p], j = seconds[p];
+      const auto si = L::load(in + i), sj = L::load(in + j), oi = L::load(out + i), oj = L::load(out + j);
+      L::store(to, oi * L::load(rows + p) * si);
+      L::store(to + kLanes, oi * L::load(rows + half_ + p) * sj);
+      L::store(to + 2 * kLanes, oj * L::load(rows + 2 * half_ + p) * si);
+      L::store(to + 3 * kLanes, oj * L::load(rows + 3 * half_ + p) * sj);
+    }
   }
 
   // Where pair k of a unit has its first member.
@@ -162,20 +154,25 @@ class Coeffs {
     return k / kStride * 2 * kStride + k % kStride;
   }
 
+  // The numbers of pairs, at the lanes of their first and at the lanes of their second members.
+  template <int kStride, size_t... I>
+  static auto spread_out(const T* at_firsts, const T* at_seconds, std::index_sequence<I...>) {
+    using H = Lanes<T, kLanes / 2>;
+    constexpr auto pair = [](int lane) { return lane / (2 * kStride) * kStride + lane % kStride; };
+    return __builtin_shufflevector(H::load(at_firsts), H::load(at_seconds), (I & kStride ? kLanes / 2 + pair(I) : pair(I))...);
+  }
+
   template <int kStride>
-  void interleave(int32_t l, const T* rows) const {
-    const T *a = rows, *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
+  void interleave(int32_t l) const {
+    const T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
     T* to = copy(l);
     for (int32_t i = 0; i < plan_.even(); i += kLanes, to += 2 * kLanes) {
-      T p[kLanes], q[kLanes];
-      for (int k = 0; k < kLanes / 2; ++k) {
-        const int first = lane<kStride>(k), second = first + kStride, number = i / 2 + k;
-        p[first] = a[number], q[first] = b[number], q[second] = c[number], p[second] = d[number];
-      }
-      for (int k = 0; k < kLanes; ++k) {
-        to[k] = out[i + k] * p[k] * in[i + k];
-        to[kLanes + k] = out[i + k] * q[k] * in[i + (k ^ kStride)];
-      }
+      constexpr auto lanes = std::make_index_sequence<kLanes>{};
+      const auto p = spread_out<kStride>(a + i / 2, d + i / 2, lanes), q = spread_out<kStride>(b + i / 2, c + i / 2, lanes);
+      const auto si = L::load(in + i), oi = L::load(out + i);
+      const auto sj = shuffled(si, lanes, Exchanged<kStride>{});
+      L::store(to, oi * p * si);
+      L::store(to + kLanes, oi * q * sj);
     }
   }
 

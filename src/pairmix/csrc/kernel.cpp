@@ -20,7 +20,7 @@ namespace {
 // inputs of the component's stages. Half or twice as much changes little.
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kForwardComponentBytes = 16 << 10;
-constexpr int64_t kBackwardComponentBytes = 32 << 10;
+constexpr int64_t kBackwardComponentBytes = 40 << 10;
 constexpr int64_t kKeptBytes = 256 << 10;
 constexpr int32_t kDeepest = 16;  // vectors below each other; more would not make better use of the coefficients
 
@@ -152,7 +152,8 @@ class Run {
   // What a component may take, in units. Backward, if there is not much, the inputs of all stages are kept at once: in the L2
   // cache, but without computing anything twice.
   int64_t budget(bool backward) const {
-    const int64_t unit_bytes = depth_ * kVectorBytes, all = (plan_.stages() + 2) * ((plan_.even() + kLanes - 1) / kLanes);
+    const int64_t unit_bytes = depth_ * kVectorBytes, units = (plan_.even() + kLanes - 1) / kLanes;
+    const int64_t all = (kLanes >= 8 ? plan_.stages() - 1 : plan_.stages() + 1) * units;
     if (backward && all * unit_bytes <= kKeptBytes) return all;
     return (backward ? kBackwardComponentBytes : kForwardComponentBytes) / unit_bytes;
   }

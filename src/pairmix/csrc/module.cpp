@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -29,7 +30,7 @@ std::vector<const Kernels*> runnable() {
 }
 
 const std::vector<const Kernels*> kAvailable = runnable();
-const Kernels* chosen = kAvailable.front();
+std::atomic<const Kernels*> chosen = kAvailable.front();
 
 std::vector<std::string> targets() {
   std::vector<std::string> names;
@@ -81,10 +82,11 @@ class Operands {
       if (grad_.size(grad_.dimensions() - 1) != out_features) return;
     }
     const TensorView given(blocks, exchange_api);
+    if (given.dtype() != computed) return;
     call.rotation = given.dimensions() == 3 && given.size(1) == 2;
     has_angles = given.dimensions() == 2;
     fits = (has_angles ? given.is_dense({stages, pairs}) : given.is_dense({stages, call.rotation ? 2 : 4, pairs})) &&
-           given.dtype() == computed && parameter(d_in, n, call.parameters.d_in) &&
+           parameter(d_in, n, call.parameters.d_in) &&
            parameter(d_out, n, call.parameters.d_out) && parameter(bias, out_features, call.parameters.bias) &&
            parameter(residual_scale, stages, call.parameters.residual_scale) && (residual_scale.is_none() || n % 2);
     call.parameters.blocks = given.data();
@@ -99,7 +101,7 @@ class Operands {
   bool parameter(nb::handle object, int64_t size, void*& data) const {
     const TensorView view(object, exchange_api);
     data = view.exists() ? view.data() : nullptr;
-    return !view.exists() || (view.is_dense({size}) && view.dtype() == computed);
+    return !view.exists() || (view.dtype() == computed && view.is_dense({size}));
   }
 
   // Whether all but the last dimension are as good as one.
@@ -123,8 +125,18 @@ void run(void (*kernel)(const Call&), const Call& call) {
   kernel(call);
 }
 
+// Whether it is None or a tensor proper: a subclass may stand for something else.
+bool is_ordinary(nb::handle object) {
+  static const nb::object tensor = nb::module_::import_("torch").attr("Tensor");
+  static const nb::object parameter = nb::module_::import_("torch").attr("nn").attr("Parameter");
+  return object.is_none() || object.type().is(tensor) || object.type().is(parameter);
+}
+
+// Whether the arguments are right and can be computed without a conversion.
 bool fits(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias,
           nb::handle residual_scale, int64_t out_features) {
+  for (const nb::handle object : {x, blocks, d_in, d_out, bias, residual_scale})
+    if (!is_ordinary(object)) return false;
   const Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
   return operands.fits && (operands.call.dtype == Dtype::float32 || operands.call.dtype == Dtype::float64);
 }
@@ -139,7 +151,7 @@ nb::object forward(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle
   shape.back() = out_features;
   NewTensor y = new_tensor(pool, std::move(shape), call.dtype, exchange_api);
   call.threads = threads, call.y = {y.data, out_features, 1};
-  run(chosen->forward, call);
+  run(chosen.load()->forward, call);
   return std::move(y.object);
 }
 
@@ -170,7 +182,7 @@ nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle 
   call.gradients.d_out = result(needs[3], {n}, operands.computed);
   call.gradients.bias = result(needs[4], {out_features}, operands.computed);
   call.gradients.residual_scale = result(needs[5], {stages}, operands.computed);
-  run(chosen->backward, call);
+  run(chosen.load()->backward, call);
   return results;
 }
 
@@ -185,12 +197,12 @@ NB_MODULE(_kernels, m) {
     new (plan) Plan(order.data(), static_cast<int32_t>(order.shape(0)), static_cast<int32_t>(order.shape(1)));
   });
   m.def("targets", targets);
-  m.def("target", [] { return std::string(chosen->name); });
+  m.def("target", [] { return std::string(chosen.load()->name); });
   m.def("use_target", use_target);
   m.def("use_exchange_api", use_exchange_api);
   m.def("multiply_adds_per_second", [](int threads) {
     nb::gil_scoped_release release;
-    return chosen->multiply_adds_per_second(threads);
+    return chosen.load()->multiply_adds_per_second(threads);
   });
   // nanobind wants to be told that None is welcome.
   const auto any = nb::arg().none();

@@ -104,13 +104,18 @@ std::unique_ptr<Layout> Plan::make_layout(int32_t width, int64_t budget, bool ke
     for (int32_t unit = 0; unit < units; ++unit) largest = std::max(largest, size[find(unit)]);
     return largest;
   };
+  // How many copies of a component there are: the input of every stage, those inside units counting as one, and a gradient.
+  const auto copies = [&](int32_t first, int32_t last) -> int64_t {
+    if (!keeps_stages) return 1;
+    const auto whole = std::count(layout->stride.begin() + first, layout->stride.begin() + last, 0);
+    return whole + (whole < last - first) + 1;
+  };
   for (int32_t first = 0, last; first < stages_; first = last) {
     std::iota(root.begin(), root.end(), 0);
     std::fill(size.begin(), size.end(), 1);
     std::vector<int32_t> root_before = root;
     for (last = first; last < stages_; ++last) {
-      const int64_t kept = keeps_stages ? last - first + 2 : 1;
-      if (largest_after(last) * kept > budget && last > first) break;
+      if (largest_after(last) * copies(first, last + 1) > budget && last > first) break;
       root_before = root;
     }
     root = root_before;
@@ -121,12 +126,11 @@ std::unique_ptr<Layout> Plan::make_layout(int32_t width, int64_t budget, bool ke
     std::vector<int32_t> local(units);
     std::vector<std::vector<int32_t>> members(units);
     for (int32_t unit = 0; unit < units; ++unit) members[find(unit)].push_back(unit);
-    const int64_t kept = keeps_stages ? last - first + 1 : 1;
     for (const auto& closed : members) {
       if (closed.empty()) continue;
       const auto count = static_cast<int32_t>(closed.size());
       // Small ones are taken together.
-      if (group.components.empty() || (group.components.back().units + count) * kept > budget)
+      if (group.components.empty() || (group.components.back().units + count) * copies(first, last) > budget)
         group.components.push_back({static_cast<int32_t>(layout->unit_list.size()), 0, 0});
       layout->unit_list.insert(layout->unit_list.end(), closed.begin(), closed.end());
       group.components.back().units += count;

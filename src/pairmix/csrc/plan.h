@@ -63,8 +63,8 @@ class Plan {
   // How many neighbouring coordinates share a vector of `width` numbers.
   int32_t lanes(int32_t width) const;
 
-  // The layout for vectors of `width` numbers. Components take at most `budget` units or, if the inputs of all stages of a
-  // group are kept, units times stages; single stages may take more.
+  // The layout for vectors of `width` numbers. Components take at most `budget` units, counting copies of them if the inputs
+  // of all stages are kept; single stages may take more.
   const Layout& layout(int32_t width, int64_t budget, bool keeps_stages) const;
 
  private:

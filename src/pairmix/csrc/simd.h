@@ -31,6 +31,19 @@ inline void store(T* to, Vector<T> v) {
   std::memcpy(to, &v, sizeof v);
 }
 
+// kLanes neighbouring numbers, which are less than a vector of the build's width if fewer coordinates share one.
+template <class T, int kLanes>
+struct Lanes {
+  typedef T Numbers __attribute__((vector_size(kLanes * sizeof(T))));
+
+  static Numbers load(const T* from) {
+    Numbers numbers;
+    std::memcpy(&numbers, from, sizeof numbers);
+    return numbers;
+  }
+  static void store(T* to, Numbers numbers) { std::memcpy(to, &numbers, sizeof numbers); }
+};
+
 template <class V, size_t... I, class F>
 inline V shuffled(V v, std::index_sequence<I...>, F) {
   return __builtin_shufflevector(v, v, F::from(I)...);

@@ -45,17 +45,21 @@ struct ExchangeApi {
 // What the tensor is, for as long as it lives; capsules are kept alive here.
 class TensorView {
  public:
-  TensorView(nb::handle object, const ExchangeApi* api) {
-    if (object.is_none()) return;
-    if (!api) {
+  // One that cannot be read, such as a tensor without data, has no dtype that the kernels know.
+  TensorView(nb::handle object, const ExchangeApi* api) : exists_(!object.is_none()) {
+    tensor_.device.device_type = -1;
+    if (!exists_) return;
+    if (api) {
+      if (api->read(object.ptr(), &tensor_)) PyErr_Clear();
+      return;
+    }
+    try {
       capsule_ = object.attr("detach")().attr("__dlpack__")();
       const void* managed = PyCapsule_GetPointer(capsule_.ptr(), "dltensor");
-      if (!managed) throw nb::python_error();
-      tensor_ = static_cast<const UnversionedManagedTensor*>(managed)->tensor;
-    } else if (api->read(object.ptr(), &tensor_)) {
-      throw nb::python_error();
+      if (managed) tensor_ = static_cast<const UnversionedManagedTensor*>(managed)->tensor;
+    } catch (nb::python_error&) {
     }
-    exists_ = true;
+    PyErr_Clear();
   }
 
   bool exists() const { return exists_; }
@@ -95,7 +99,7 @@ class TensorView {
   }
 
   DLTensor tensor_{};
-  bool exists_ = false;
+  bool exists_;
   nb::object capsule_;
 };
 

@@ -144,9 +144,9 @@ class SPMLinear(nn.Module):
             nn.init.ones_(self.residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
+        if x.dim() == 0 or x.size(-1) != self.in_features:
             raise ValueError(f"expected an input of shape (*, {self.in_features}), got {tuple(x.shape)}")
-        return self._apply_to(x, self.bias)
+        return self._apply_to(x, self._parameter("bias"))
 
     def to_dense(self) -> Tensor:
         """The matrix that this layer stands for, `[out_features, in_features]`: `layer(x) == x @ W.T + bias`.
@@ -161,15 +161,20 @@ class SPMLinear(nn.Module):
     def _apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return functional.spm(
             x,
-            self.coeffs if self.block == "general" else self.angles,
+            self._parameter("coeffs" if self.block == "general" else "angles"),
             self.schedule,
-            d_in=self.d_in,
-            d_out=self.d_out,
+            d_in=self._parameter("d_in"),
+            d_out=self._parameter("d_out"),
             bias=bias,
-            residual_scale=self.residual_scale,
+            residual_scale=self._parameter("residual_scale"),
             out_features=self.out_features,
             impl=self.impl,
         )
+
+    def _parameter(self, name: str) -> Tensor | None:
+        # The attributes of a module are found late: five of them take as long as a small layer.
+        parameters = self._parameters
+        return parameters[name] if name in parameters else getattr(self, name)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None

@@ -1,9 +1,9 @@
 """The operator for torch, and who computes it."""
 
 from pairmix.ops import cpu, reference
-from pairmix.ops.library import IMPLS, Impl, call
+from pairmix.ops.library import IMPLS, Impl, call_directly, is_ordinary, spm
 
 IMPLS["cpu"] = Impl(cpu.forward, cpu.backward, cpu.why_not)
 IMPLS["reference"] = Impl(reference.forward, reference.backward, why_not=lambda device: None)
 
-__all__ = ["IMPLS", "Impl", "call"]
+__all__ = ["IMPLS", "Impl", "call_directly", "cpu", "is_ordinary", "spm"]

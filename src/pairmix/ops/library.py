@@ -95,34 +95,48 @@ def _fake_backward(
     )
 
 
-def call(*arguments: Any) -> Tensor:
-    """`pairmix::spm`, without the way through the dispatcher when nothing there would look at the call.
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether this is an ordinary tensor, and nobody traces it, transforms it or stands in for it.
 
-    That way takes longer than a small layer itself.
-    """
-    if not _is_plain(arguments):
-        y: Tensor = spm(*arguments)
-        return y
-    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
-        differentiable: Tensor = _Differentiable.apply(None, *arguments)
-        return differentiable
-    return _compute(*arguments)
-
-
-def _is_plain(arguments: Sequence[Any]) -> bool:
-    """Whether these are ordinary tensors on a CPU, and nobody traces them, transforms them or stands in for them.
-
-    The first of them, which comes from anywhere, is looked at more closely than the parameters.
+    Then nothing on the way through the dispatcher would look at a call with it, and that way takes longer than a small
+    layer itself.
     """
     return (
-        not torch.compiler.is_compiling()
+        type(tensor) in _ORDINARY_TYPES
+        and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and not torch._C._is_tracing()
-        and _keys(arguments[0]) in _PLAIN_KEYS
-        and _PLAIN_TYPES.issuperset(map(type, arguments))
+        and _keys(tensor) in _ORDINARY_KEYS
     )
+
+
+def call_directly(
+    x: Tensor,
+    blocks: Tensor,
+    order: Tensor,
+    d_in: Tensor | None,
+    d_out: Tensor | None,
+    bias: Tensor | None,
+    residual_scale: Tensor | None,
+    out_features: int,
+    impl: str,
+) -> Tensor:
+    """`pairmix::spm` without the dispatcher: for ordinary tensors only."""
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or blocks.requires_grad
+        or (d_in is not None and d_in.requires_grad)
+        or (d_out is not None and d_out.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual_scale is not None and residual_scale.requires_grad)
+    ):
+        y: Tensor = _apply(
+            None, x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl
+        )  # fmt: skip
+        return y
+    return IMPLS[impl].forward(x, blocks, order, d_in, d_out, bias, residual_scale, out_features)
 
 
 def _keys(tensor: Tensor) -> int:
@@ -130,10 +144,10 @@ def _keys(tensor: Tensor) -> int:
     return keys
 
 
-_PLAIN_TYPES = {Tensor, torch.nn.Parameter, type(None), int, str, list}
+_ORDINARY_TYPES = {Tensor, torch.nn.Parameter}
 with torch.inference_mode():
-    _PLAIN_KEYS = {_keys(torch.empty(0, device="cpu"))}
-_PLAIN_KEYS.add(_keys(torch.empty(0, device="cpu")))
+    _ORDINARY_KEYS = {_keys(torch.empty(0, device="cpu"))}
+_ORDINARY_KEYS.add(_keys(torch.empty(0, device="cpu")))
 
 
 class _Differentiable(torch.autograd.Function):
@@ -141,20 +155,28 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *arguments: Any) -> Tensor:
-        x, blocks, order, d_in, d_out, _, residual_scale, _, ctx.impl = arguments
-        ctx.save_for_backward(x, blocks, order, d_in, d_out, residual_scale)
-        y: Tensor = _compute(*arguments) if keyset is None else _below_autograd(spm, keyset, arguments)
+        x, blocks, ctx.order, d_in, d_out, _, residual_scale, _, ctx.impl = arguments
+        ctx.save_for_backward(x, blocks, d_in, d_out, residual_scale)
+        ctx.is_direct = keyset is None
+        y: Tensor = _compute(*arguments) if ctx.is_direct else _below_autograd(spm, keyset, arguments)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, x, blocks, _, d_in, d_out, bias, residual_scale, _, _ = ctx.needs_input_grad
-        needs = [x, blocks, d_in, d_out, bias, residual_scale]
-        inputs = (grad, *ctx.saved_tensors, needs, ctx.impl)
-        direct = not torch.is_grad_enabled() and _is_plain(inputs)
-        gradients = IMPLS[ctx.impl].backward(*inputs[:-1]) if direct else spm_backward(*inputs)
+        _, *needs, _, _ = ctx.needs_input_grad
+        del needs[2]  # the order
+        x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
+        inputs = (grad, x, blocks, ctx.order, d_in, d_out, residual_scale, needs)
+        if ctx.is_direct and not torch.is_grad_enabled() and is_ordinary(grad):
+            gradients = IMPLS[ctx.impl].backward(*inputs)
+        else:
+            gradients = spm_backward(*inputs, ctx.impl)
         gx, gblocks, *rest = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
         return None, gx, gblocks, None, *rest, None, None
+
+
+# Without the part of `apply` that is for torch.func, whose transforms never get here.
+_apply = super(torch.autograd.Function, _Differentiable).apply
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
