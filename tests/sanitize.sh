@@ -17,17 +17,18 @@ build_with_address_sanitizer() {
     -DCMAKE_CXX_COMPILER="$CXX" -DPython_EXECUTABLE="$bin/python" \
     -Dnanobind_DIR="$("$bin/python" -m nanobind --cmake_dir)" > "$build/configure.log"
   "$bin/cmake" --build "$build/cmake"
+  "$bin/python" -m venv --without-pip "$build/venv"
   cp -r src/pairmix/. "$build"/cmake/_kernels*.so "$build/package/pairmix"
 }
 
-# The Python that .venv was made with, and the packages of .venv as a plain path: an import hook of .venv itself would bring
-# in the installed kernels instead. Python frees not everything at its end, so leaks say nothing.
+# An empty environment, with the packages of .venv as a plain path: an import hook of .venv itself would bring in the
+# installed kernels instead. Python frees not everything at its end, so leaks say nothing.
 with_sanitized_kernels() {
   local library libraries=""
   for library in libasan.so libubsan.so libstdc++.so; do libraries+="$("$CXX" -print-file-name=$library) "; done
   PYTHONPATH=$build/package:$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
     LD_PRELOAD=$libraries ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-    "$("$bin/python" -c 'import sys; print(sys._base_executable)')" "$@"
+    "$build/venv/bin/python" "$@"
 }
 
 build_with_thread_sanitizer() {
