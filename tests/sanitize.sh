@@ -13,7 +13,7 @@ passed() { printf '== passed: %s\n' "$part"; }
 trap 'printf "== FAILED: %s\n" "$part"' ERR
 
 build_with_address_sanitizer() {
-  "$bin/cmake" -S . -B "$build/cmake" -DPAIRMIX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Release \
+  "$bin/cmake" -S . -B "$build/cmake" -DPAIRMIX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DCMAKE_CXX_COMPILER="$CXX" -DPython_EXECUTABLE="$bin/python" \
     -Dnanobind_DIR="$("$bin/python" -m nanobind --cmake_dir)" > "$build/configure.log"
   "$bin/cmake" --build "$build/cmake"
@@ -42,9 +42,10 @@ with_sanitized_kernels -c '
 import torch
 from pairmix import _kernels
 assert "build/sanitize" in _kernels.__file__, _kernels.__file__'
-# AddressSanitizer keeps what was freed for a while, which looks like growing memory.
-with_sanitized_kernels -m pytest -q tests/ops/test_parity.py tests/ops/test_cpu.py \
-  --deselect tests/ops/test_cpu.py::test_memory_does_not_grow
+# AddressSanitizer keeps what was freed for a while, which looks like growing memory. The reference has no kernels to watch.
+# A worker that dies says why on its own output, which must not be captured.
+with_sanitized_kernels -m pytest -q -s -x --max-worker-restart=0 tests/ops/test_parity.py tests/ops/test_cpu.py \
+  -k 'not memory_does_not_grow and not reference'
 passed
 
 start "memory and undefined behaviour: random layers"
