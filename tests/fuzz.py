@@ -11,6 +11,8 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import torch
@@ -52,13 +54,22 @@ def random_leading(rng: random.Random) -> tuple[int, ...]:
     return rng.choice([(rows,), (first, rows // first), (1, rows // first, first)])
 
 
+def renumbered(rng: random.Random, stage: list[list[int]]) -> list[list[int]]:
+    stage = rng.choice([stage, rng.sample(stage, len(stage))])
+    swapped = rng.choice([0, 0.1, 0.5])
+    return [pair[::-1] if rng.random() < swapped else pair for pair in stage]
+
+
 def random_schedule(rng: random.Random, n: int) -> Schedule:
     deepest = 40 if n * n < 40_000 or rng.random() < 0.05 else 12
     stages = rng.choice([0, 1, 2, (n - 1).bit_length(), rng.randint(0, 12), rng.randint(0, deepest)])
-    kind = rng.choice(["butterfly", "butterfly", "brick", "random", "from_pairs"])
+    kind = rng.choice(["butterfly", "butterfly", "brick", "random", "renumbered", "own"])
     if kind == "random":
         return Schedule.random(n, stages, seed=rng.randrange(100))
-    if kind == "from_pairs":
+    if kind == "renumbered":  # whole vectors still meet, but their coefficients are not neighbours
+        pairs = Schedule.butterfly(n, stages).pairs.transpose(0, 2, 1).tolist()
+        return Schedule.from_pairs(n, [renumbered(rng, stage) for stage in pairs])
+    if kind == "own":
         orders = [rng.sample(range(n), n - n % 2) for _ in range(stages)]
         return Schedule.from_pairs(n, [list(zip(order[::2], order[1::2], strict=True)) for order in orders])
     return getattr(Schedule, kind)(n, stages)
@@ -159,16 +170,20 @@ def check(seed: int) -> str | None:
 
 def check_all(first: int, count: int, jobs: int) -> int:
     """Check the layers of the seeds from `first` on; the number of those that fail."""
-    start, failures = time.monotonic(), 0
-    seeds = range(first, first + count)
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        results = pool.imap(check, seeds, chunksize=max(1, min(20, count // jobs)))
-        for done, (seed, problem) in enumerate(zip(seeds, results, strict=True), 1):
-            if problem:
-                failures += 1
-                print(f"make fuzz SEED={seed} COUNT=1    # {problem}", flush=True)
-            if done % max(1, count // 20) == 0:
-                print(f"{done:,} of {count:,} layers, {failures} failed, {time.monotonic() - start:.0f} s", flush=True)
+    start, failures, seed = time.monotonic(), 0, first
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
+        try:
+            for done, problem in enumerate(executor.map(check, range(first, first + count)), 1):
+                if problem:
+                    failures += 1
+                    print(f"make fuzz SEED={seed} COUNT=1    # {problem}", flush=True)
+                seed += 1
+                if done % max(1, count // 20) == 0:
+                    seconds = time.monotonic() - start
+                    print(f"{done:,} of {count:,} layers, {failures} failed, {seconds:.0f} s", flush=True)
+        except BrokenProcessPool:
+            failures += 1
+            print(f"make fuzz SEED={seed} COUNT={jobs}    # the process died at one of these layers", flush=True)
     return failures
 
 
