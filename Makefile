@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format results clean
+.PHONY: help install demo test fuzz sanitize lint format wheel results clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -24,6 +24,12 @@ demo: $(INSTALLED) ## Train a dense and an SPM student and compare them (under t
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
 	$(BIN)/pytest
 
+fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= and COUNT= choose others
+	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
+
+sanitize: $(INSTALLED) ## Test the kernels for memory errors, undefined behaviour and races
+	tests/sanitize.sh
+
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,6 +38,9 @@ lint: $(INSTALLED) ## Check style and types
 format: $(INSTALLED) ## Put the code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
+	$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
 results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
 	$(BIN)/pairmix demo --out results

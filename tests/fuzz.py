@@ -1,0 +1,200 @@
+"""Random layers through the compiled kernels, compared with the definition: `make fuzz`.
+
+A layer is decided by its seed alone. One that fails is printed with the command that runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import oracle
+from pairmix import Schedule, _kernels
+from pairmix.functional import spm
+
+LARGEST = 600
+PRIMES = [n for n in range(2, LARGEST) if all(n % d for d in range(2, int(n**0.5) + 1))]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+LAYOUTS = ["contiguous", "transposed", "sliced"]
+
+
+@dataclass
+class Layer:
+    """One call of the operator, and how it is made."""
+
+    arguments: oracle.Arguments
+    grad: Tensor
+    wanted: list[str]
+    threads: int
+    description: str
+
+
+def random_width(rng: random.Random) -> int:
+    small, any_width = int(LARGEST ** rng.random()), rng.randint(1, LARGEST)
+    near_vectors = rng.choice([8, 16]) * rng.randint(1, 37) + rng.randint(-1, 1)
+    return rng.choice([small, small | 1, any_width, rng.choice(PRIMES), 2 ** rng.randint(0, 9), near_vectors])
+
+
+def random_leading(rng: random.Random) -> tuple[int, ...]:
+    rows = rng.choice([0, 1, rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 80)])
+    if rows == 1 and rng.random() < 0.5:
+        return ()
+    divisors = [d for d in range(1, rows + 1) if rows % d == 0]
+    first = rng.choice(divisors or [1])
+    return rng.choice([(rows,), (first, rows // first), (1, rows // first, first)])
+
+
+def renumbered(rng: random.Random, stage: list[list[int]]) -> list[list[int]]:
+    stage = rng.choice([stage, rng.sample(stage, len(stage))])
+    swapped = rng.choice([0, 0.1, 0.5])
+    return [pair[::-1] if rng.random() < swapped else pair for pair in stage]
+
+
+def random_schedule(rng: random.Random, n: int) -> Schedule:
+    deepest = 40 if n * n < 40_000 or rng.random() < 0.05 else 12
+    stages = rng.choice([0, 1, 2, (n - 1).bit_length(), rng.randint(0, 12), rng.randint(0, deepest)])
+    kind = rng.choice(["butterfly", "butterfly", "brick", "random", "renumbered", "own"])
+    if kind == "random":
+        return Schedule.random(n, stages, seed=rng.randrange(100))
+    if kind == "renumbered":  # whole vectors still meet, but their coefficients are not neighbours
+        pairs = Schedule.butterfly(n, stages).pairs.transpose(0, 2, 1).tolist()
+        return Schedule.from_pairs(n, [renumbered(rng, stage) for stage in pairs])
+    if kind == "own":
+        orders = [rng.sample(range(n), n - n % 2) for _ in range(stages)]
+        return Schedule.from_pairs(n, [list(zip(order[::2], order[1::2], strict=True)) for order in orders])
+    return getattr(Schedule, kind)(n, stages)
+
+
+def laid_out(values: Tensor, layout: str) -> Tensor:
+    """The same values in memory of another layout, with NaN where nothing may be read."""
+    if layout == "transposed":
+        backwards = tuple(reversed(range(values.dim())))
+        return values.permute(backwards).contiguous().permute(backwards)
+    if layout == "sliced":
+        padded = torch.full([2 * size + 3 for size in values.shape], torch.nan, dtype=values.dtype)
+        inside = padded[tuple(slice(1, 1 + 2 * size, 2) for size in values.shape)]
+        return inside.copy_(values)
+    return values.contiguous()
+
+
+def laid_out_or_expanded(rng: random.Random, values: Tensor) -> tuple[Tensor, str]:
+    """Also expanded along some dimension, which leaves other values."""
+    layout = rng.choice(["contiguous", *LAYOUTS, "expanded"])
+    if layout == "expanded" and values.numel():
+        dim = rng.randrange(values.dim())
+        return values.narrow(dim, 0, 1).expand_as(values), f"expanded in {dim}"
+    return laid_out(values, layout), layout
+
+
+def random_layer(seed: int) -> Layer:
+    rng = random.Random(seed)
+    n = random_width(rng)
+    block, dtype = rng.choice(["general", "rotation"]), rng.choice(DTYPES)
+    arguments = oracle.random_arguments(
+        random_schedule(rng, n),
+        block,
+        in_features=rng.choice([n, n, rng.randint(1, n)]),
+        out_features=rng.choice([n, n, rng.randint(1, n)]),
+        leading=random_leading(rng),
+        dtype=dtype,
+        residual=rng.choice(["scale", "pass"]),
+        seed=seed,
+    )
+    for name in ("d_in", "d_out", "bias"):
+        if rng.random() < 0.3:
+            setattr(arguments, name, None)
+    wanted = [name for name in arguments.tensors if rng.random() < 0.7]
+    for name, tensor in arguments.tensors.items():
+        if name != "x":
+            layout = rng.choice(LAYOUTS) if rng.random() < 0.2 else "contiguous"
+            setattr(arguments, name, laid_out(tensor.detach(), layout).requires_grad_(name in wanted))
+    x, x_layout = laid_out_or_expanded(rng, arguments.x.detach())
+    arguments.x = x.detach().requires_grad_("x" in wanted)
+    shape = (*x.shape[:-1], arguments.out_features)
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    grad, grad_layout = laid_out_or_expanded(rng, grad)
+    threads = rng.randint(1, 3)
+    description = (
+        f"{arguments.schedule} {block} {dtype} {tuple(x.shape)} -> {tuple(shape)}, x {x_layout}, grad {grad_layout}, "
+        f"given {[*arguments.tensors]}, wanted {wanted}, {threads} threads"
+    )
+    return Layer(arguments, grad, wanted, threads, description)
+
+
+def run(layer: Layer) -> dict[str, Tensor]:
+    """The output and the wanted gradients, by the kernels."""
+    a = layer.arguments
+    y = spm(a.x, a.blocks, a.schedule, d_in=a.d_in, d_out=a.d_out, bias=a.bias, residual_scale=a.residual_scale,
+            out_features=a.out_features, impl="cpu")  # fmt: skip
+    if not layer.wanted:
+        return {"output": y}
+    gradients = torch.autograd.grad(y, [a.tensors[name] for name in layer.wanted], layer.grad)
+    return {"output": y.detach(), **dict(zip(layer.wanted, gradients, strict=True))}
+
+
+def operations(arguments: oracle.Arguments) -> int:
+    """The most roundings on the way to a number: the stages, the sums over the rows, and those of tile and fold."""
+    n, rows = arguments.schedule.n, arguments.x.shape[:-1].numel()
+    return 4 * arguments.schedule.stages + rows + n // arguments.x.shape[-1] + n // arguments.out_features + 4
+
+
+def check(seed: int) -> str | None:
+    """What is wrong with the layer of this seed; None if nothing is."""
+    torch.set_num_threads(1)
+    layer = random_layer(seed)
+    answers = oracle.answers(layer.arguments, layer.grad)
+    torch.set_num_threads(layer.threads)
+    best = _kernels.target()
+    try:
+        for target in _kernels.targets():
+            _kernels.use_target(target)
+            for name, actual in run(layer).items():
+                oracle.assert_matches(actual, answers[name], operations(layer.arguments), f"{target}: {name}")
+    except Exception as error:
+        return f"{error or type(error).__name__} ({layer.description})"
+    finally:
+        _kernels.use_target(best)
+        torch.set_num_threads(1)
+    return None
+
+
+def check_all(first: int, count: int, jobs: int) -> int:
+    """Check the layers of the seeds from `first` on; the number of those that fail."""
+    start, failures, seed = time.monotonic(), 0, first
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
+        try:
+            for done, problem in enumerate(executor.map(check, range(first, first + count)), 1):
+                if problem:
+                    failures += 1
+                    print(f"make fuzz SEED={seed} COUNT=1    # {problem}", flush=True)
+                seed += 1
+                if done % max(1, count // 20) == 0:
+                    seconds = time.monotonic() - start
+                    print(f"{done:,} of {count:,} layers, {failures} failed, {seconds:.0f} s", flush=True)
+        except BrokenProcessPool:
+            failures += 1
+            print(f"make fuzz SEED={seed} COUNT={jobs}    # the process died at one of these layers", flush=True)
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="of the first layer")
+    parser.add_argument("--count", type=int, default=20_000, help="how many layers")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many processes")
+    arguments = parser.parse_args()
+    return 1 if check_all(arguments.seed, arguments.count, arguments.jobs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# The kernels under sanitizers: `make sanitize`. Everything is built in build/sanitize; the installed pairmix stays as it is.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+CXX=${CXX:-g++}
+bin=$PWD/.venv/bin
+build=$PWD/build/sanitize
+csrc=src/pairmix/csrc
+mkdir -p "$build/package/pairmix"
+
+start() { part=$1 && printf '\n== %s\n' "$part"; }
+passed() { printf '== passed: %s\n' "$part"; }
+trap 'printf "== FAILED: %s\n" "$part"' ERR
+
+build_with_address_sanitizer() {
+  "$bin/cmake" -S . -B "$build/cmake" -DPAIRMIX_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DCMAKE_CXX_COMPILER="$CXX" -DPython_EXECUTABLE="$bin/python" \
+    -Dnanobind_DIR="$("$bin/python" -m nanobind --cmake_dir)" > "$build/configure.log"
+  "$bin/cmake" --build "$build/cmake"
+  "$bin/python" -m venv --without-pip "$build/venv"
+  cp -r src/pairmix/. "$build"/cmake/_kernels*.so "$build/package/pairmix"
+}
+
+# An empty environment, with the packages of .venv as a plain path: an import hook of .venv itself would bring in the
+# installed kernels instead. Python frees not everything at its end, so leaks say nothing.
+with_sanitized_kernels() {
+  local library libraries=""
+  for library in libasan.so libubsan.so libstdc++.so; do libraries+="$("$CXX" -print-file-name=$library) "; done
+  PYTHONPATH=$build/package:$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+    LD_PRELOAD=$libraries ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+    "$build/venv/bin/python" "$@"
+}
+
+build_with_thread_sanitizer() {
+  "$1" -std=gnu++17 -O1 -g -fopenmp -fsanitize=thread -Wno-psabi -DPAIRMIX_TARGET=baseline -DPAIRMIX_VECTOR_BYTES=16 \
+    -I$csrc tests/native/threads.cpp $csrc/plan.cpp $csrc/kernel.cpp -o "$build/threads"
+}
+
+start "memory and undefined behaviour: the tests of the kernels"
+build_with_address_sanitizer
+with_sanitized_kernels -c '
+import torch
+from pairmix import _kernels
+assert "build/sanitize" in _kernels.__file__, _kernels.__file__'
+# AddressSanitizer keeps what was freed for a while, which looks like growing memory. The reference has no kernels to watch.
+# A worker that dies says why on its own output, which must not be captured.
+with_sanitized_kernels -m pytest -q -s -x --max-worker-restart=0 tests/ops/test_parity.py tests/ops/test_cpu.py \
+  -k 'not memory_does_not_grow and not reference'
+passed
+
+start "memory and undefined behaviour: random layers"
+with_sanitized_kernels tests/fuzz.py --count 1000
+passed
+
+# gcc's OpenMP library is invisible to ThreadSanitizer, which then sees races where there are barriers. Clang's explains
+# itself to it, through the tool Archer.
+if command -v clang++ > /dev/null; then
+  start "races: calls from many threads, each on three threads of OpenMP"
+  build_with_thread_sanitizer clang++
+  ARCHER_OPTIONS=verbose=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1 "$build/threads" 3
+else
+  start "races: calls from many threads, each on one (those of OpenMP need clang: apt-get install clang libomp-dev)"
+  build_with_thread_sanitizer "$CXX"
+  TSAN_OPTIONS=halt_on_error=1 "$build/threads" 1
+fi
+passed
