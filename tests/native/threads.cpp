@@ -56,7 +56,7 @@ struct Layer {
   bool rotation;
   std::vector<int32_t> order;
   std::vector<float> x = random_numbers(rows * n), grad = random_numbers(rows * n + 1);
-  std::vector<float> blocks = random_numbers(int64_t{stages} * (rotation ? 2 : 4) * (n / 2));
+  std::vector<float> blocks = random_numbers(int64_t{stages} * (rotation ? 1 : 4) * (n / 2));
   std::vector<float> d_in = random_numbers(n), d_out = random_numbers(n + 1), bias = random_numbers(n + 2);
   std::vector<float> scale = random_numbers(stages);
 };

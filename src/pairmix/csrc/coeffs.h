@@ -1,6 +1,6 @@
 // The coefficients as the stages read them, and their gradients on the way back to the parameters.
 //
-// The parameters of a stage are rows of numbers, one a pair: a, b, c, d, or for rotations cos, sin. They are packed so that
+// The blocks of a stage are rows of numbers, one a pair: a, b, c, d, or for rotations cos, sin. They are packed so that
 // what belongs to a unit is in one place: rows of `lanes` numbers. The first and the last stage also take in the diagonals:
 // a block [[a, b], [c, d]] between the coordinates i and j becomes [[o_i a s_i, o_i b s_j], [o_j c s_i, o_j d s_j]], with
 // s = d_in at the first stage and o = d_out at the last. Stages inside units are packed as p and q, with which lane k
@@ -15,6 +15,7 @@
 
 #include "kernel.h"
 #include "stages.h"
+#include "turn.h"
 
 namespace pairmix {
 namespace {
@@ -36,7 +37,7 @@ class Coeffs {
 
   // How many numbers a stage takes, in coefficients and in gradients.
   int64_t stage_size() const { return 4 * half_; }
-  int64_t memory_size() const { return 2 * plan_.stages() * stage_size() + 3 * plan_.even(); }
+  int64_t memory_size() const { return 2 * plan_.stages() * stage_size() + 3 * plan_.even() + turned_size(); }
 
   Kind kind(int32_t l) const {
     if (layout_.stride[l]) return Kind::inside;
@@ -54,7 +55,12 @@ class Coeffs {
     plain_ = copies_ + plan_.stages() * stage_size();
     ones_ = plain_ + plan_.stages() * stage_size();
     d_in_ = padded(given_.d_in, ones_ + plan_.even());
-    d_out_ = padded(given_.d_out, ones_ + 2 * plan_.even());
+    d_out_ = padded(given_.d_out, d_in_ + plan_.even());
+    turned_ = d_out_ + plan_.even();
+    const T* angles = static_cast<const T*>(given_.blocks);
+    if (rotation_)
+      for (int64_t l = 0, pairs = plan_.pairs(); l < plan_.given_stages(); ++l)
+        turn(angles + l * pairs, pairs, turned_ + 2 * l * pairs, turned_ + (2 * l + 1) * pairs);
     std::fill(ones_, ones_ + plan_.even(), T(1));
     for (int32_t l = 0; l < plan_.stages(); ++l) {
       if (is_read_in_place(l)) continue;
@@ -86,8 +92,9 @@ class Coeffs {
  private:
   bool is_end(int32_t l) const { return l == 0 || l == plan_.stages() - 1; }
   int rows() const { return rotation_ ? 2 : 4; }
+  int64_t turned_size() const { return rotation_ ? int64_t{2} * plan_.given_stages() * plan_.pairs() : 0; }
   const T* parameter_rows(int32_t l) const {
-    return static_cast<const T*>(given_.blocks) + int64_t{l} * rows() * plan_.pairs();
+    return (rotation_ ? turned_ : static_cast<const T*>(given_.blocks)) + int64_t{l} * rows() * plan_.pairs();
   }
   T* copy(int32_t l) const { return copies_ + l * stage_size(); }
   // The rows as the parameters have them, general if they are not used as rotations, with the pair of an odd width.
@@ -245,6 +252,7 @@ class Coeffs {
   const int64_t half_;
   const Parameters given_;
   T *copies_, *plain_, *ones_, *d_in_, *d_out_;
+  T* turned_;  // cos and sin
 };
 
 }  // namespace

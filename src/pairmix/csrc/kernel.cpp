@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "coeffs.h"
@@ -340,12 +341,46 @@ void run(const Call& call, bool backward) {
   run_with_lanes<S, T>(call, backward, call.plan->lanes(Simd<T>::width));
 }
 
+// Parameters that are halves are widened before, and their gradients narrowed after the call.
+template <class S>
+void run_with_halves(const Call& call, bool backward) {
+  if (!call.halves_everywhere) return run<S, float>(call, backward);
+  const int64_t n = call.plan->n(), stages = call.plan->given_stages(), pairs = call.plan->pairs();
+  const std::pair<void* Parameters::*, int64_t> members[] = {{&Parameters::blocks, stages * (call.rotation ? 1 : 4) * pairs},
+                                                             {&Parameters::d_in, n},
+                                                             {&Parameters::d_out, n},
+                                                             {&Parameters::bias, call.out_features},
+                                                             {&Parameters::residual_scale, stages}};
+  int64_t total = 0;
+  for (const auto& [member, count] : members) total += 2 * count + 16;
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < total) memory.resize(total);
+  Call in_float = call;
+  float* next = memory.data();
+  for (const auto& [member, count] : members) {
+    if (call.parameters.*member) {
+      const S* from = static_cast<const S*>(call.parameters.*member);
+      for (int64_t k = 0; k < count; ++k) next[k] = widened(from[k]);
+      in_float.parameters.*member = next;
+    }
+    next += count + 8;
+    if (call.gradients.*member) in_float.gradients.*member = next;
+    next += count + 8;
+  }
+  run<S, float>(in_float, backward);
+  for (const auto& [member, count] : members)
+    if (S* to = static_cast<S*>(call.gradients.*member)) {
+      const float* from = static_cast<const float*>(in_float.gradients.*member);
+      for (int64_t k = 0; k < count; ++k) narrow(from[k], to[k]);
+    }
+}
+
 void dispatch(const Call& call, bool backward) {
   switch (call.dtype) {
     case Dtype::float32: return run<float, float>(call, backward);
     case Dtype::float64: return run<double, double>(call, backward);
-    case Dtype::bfloat16: return run<BFloat16, float>(call, backward);
-    case Dtype::float16: return run<Float16, float>(call, backward);
+    case Dtype::bfloat16: return run_with_halves<BFloat16>(call, backward);
+    case Dtype::float16: return run_with_halves<Float16>(call, backward);
   }
 }
 

@@ -15,14 +15,15 @@ struct Rows {
   int64_t row_stride, column_stride;
 };
 
-// The parameters, or their gradients, in the precision of the computation; null where there are none.
+// The parameters, or their gradients; null where there are none.
 struct Parameters {
   void *blocks, *d_in, *d_out, *bias, *residual_scale;
 };
 
 struct Call {
   const Plan* plan;
-  Dtype dtype;  // of the rows; parameters are float64 if this is, else float32
+  Dtype dtype;             // of the rows
+  bool halves_everywhere;  // parameters have that dtype too; otherwise they are float64 if the rows are, and else float32
   bool rotation;
   int64_t rows;
   int32_t in_features, out_features;

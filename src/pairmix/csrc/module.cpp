@@ -61,7 +61,7 @@ bool use_exchange_api(bool wanted) {
   return exchange_api != nullptr;
 }
 
-// The tensors of a call, as long as they are what the kernels take: on the CPU, in one precision (parameters in float32 if
+// The tensors of a call, as long as they are what the kernels take: on the CPU, of one dtype (or parameters in float32 while
 // the rows are halves), parameters dense, rows evenly spaced, shapes that fit.
 class Operands {
  public:
@@ -71,7 +71,6 @@ class Operands {
     const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
     const std::optional<Dtype> dtype = this->x.dtype();
     if (!dtype || this->x.dimensions() < 1 || out_features < 1 || out_features > n) return;
-    computed = *dtype == Dtype::float64 ? Dtype::float64 : Dtype::float32;
     call.plan = &plan, call.dtype = *dtype, call.out_features = static_cast<int32_t>(out_features);
     const int64_t in_features = this->x.size(this->x.dimensions() - 1);
     if (in_features < 1 || in_features > n || !rows(this->x, call.x, call.rows)) return;
@@ -82,10 +81,11 @@ class Operands {
       if (grad_.size(grad_.dimensions() - 1) != out_features) return;
     }
     const TensorView given(blocks, exchange_api);
-    if (given.dtype() != computed) return;
-    call.rotation = given.dimensions() == 3 && given.size(1) == 2;
-    has_angles = given.dimensions() == 2;
-    fits = (has_angles ? given.is_dense({stages, pairs}) : given.is_dense({stages, call.rotation ? 2 : 4, pairs})) &&
+    if (given.dtype() != *dtype && (given.dtype() != Dtype::float32 || *dtype == Dtype::float64)) return;
+    of_parameters = *given.dtype();
+    call.halves_everywhere = of_parameters == Dtype::bfloat16 || of_parameters == Dtype::float16;
+    call.rotation = given.dimensions() == 2;
+    fits = (call.rotation ? given.is_dense({stages, pairs}) : given.is_dense({stages, 4, pairs})) &&
            parameter(d_in, n, call.parameters.d_in) &&
            parameter(d_out, n, call.parameters.d_out) && parameter(bias, out_features, call.parameters.bias) &&
            parameter(residual_scale, stages, call.parameters.residual_scale) && (residual_scale.is_none() || n % 2);
@@ -94,14 +94,14 @@ class Operands {
 
   Call call{};
   TensorView x;
-  Dtype computed{};
-  bool fits = false, has_angles = false;
+  Dtype of_parameters{};
+  bool fits = false;
 
  private:
   bool parameter(nb::handle object, int64_t size, void*& data) const {
     const TensorView view(object, exchange_api);
     data = view.exists() ? view.data() : nullptr;
-    return !view.exists() || (view.dtype() == computed && view.is_dense({size}));
+    return !view.exists() || (view.dtype() == of_parameters && view.is_dense({size}));
   }
 
   // Whether all but the last dimension are as good as one.
@@ -138,14 +138,14 @@ bool fits(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb
   for (const nb::handle object : {x, blocks, d_in, d_out, bias, residual_scale})
     if (!is_ordinary(object)) return false;
   const Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
-  return operands.fits && (operands.call.dtype == Dtype::float32 || operands.call.dtype == Dtype::float64);
+  return operands.fits && operands.call.dtype == operands.of_parameters;
 }
 
 // None if the tensors are not what the kernels take.
 nb::object forward(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias,
                    nb::handle residual_scale, int64_t out_features, int threads) {
   Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
-  if (!operands.fits || operands.has_angles) return nb::none();
+  if (!operands.fits) return nb::none();
   Call& call = operands.call;
   std::vector<int64_t> shape(operands.x.shape(), operands.x.shape() + operands.x.dimensions());
   shape.back() = out_features;
@@ -155,12 +155,12 @@ nb::object forward(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle
   return std::move(y.object);
 }
 
-// The gradients that are needed, of x, blocks, d_in, d_out, bias, residual_scale; that of blocks is a matrix if they are
-// rotations. None if the tensors are not what the kernels take.
+// The gradients that are needed, of x, blocks, d_in, d_out, bias, residual_scale. None if the tensors are not what the kernels
+// take.
 nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out,
                     nb::handle residual_scale, int64_t out_features, const std::array<bool, 6>& needs, int threads) {
   Operands operands(plan, x, grad, out_features, blocks, d_in, d_out, nb::none(), residual_scale);
-  if (!operands.fits || operands.has_angles) return nb::none();
+  if (!operands.fits) return nb::none();
   Call& call = operands.call;
   call.threads = threads;
   const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
@@ -177,11 +177,11 @@ nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle 
   const TensorView& view = operands.x;
   call.grad_x = {result(needs[0], {view.shape(), view.shape() + view.dimensions()}, call.dtype), call.in_features, 1};
   const std::vector<int64_t> of_blocks = call.rotation ? std::vector{stages, pairs} : std::vector<int64_t>{stages, 4, pairs};
-  call.gradients.blocks = result(needs[1], of_blocks, operands.computed);
-  call.gradients.d_in = result(needs[2], {n}, operands.computed);
-  call.gradients.d_out = result(needs[3], {n}, operands.computed);
-  call.gradients.bias = result(needs[4], {out_features}, operands.computed);
-  call.gradients.residual_scale = result(needs[5], {stages}, operands.computed);
+  call.gradients.blocks = result(needs[1], of_blocks, operands.of_parameters);
+  call.gradients.d_in = result(needs[2], {n}, operands.of_parameters);
+  call.gradients.d_out = result(needs[3], {n}, operands.of_parameters);
+  call.gradients.bias = result(needs[4], {out_features}, operands.of_parameters);
+  call.gradients.residual_scale = result(needs[5], {stages}, operands.of_parameters);
   run(chosen.load()->backward, call);
   return results;
 }

@@ -54,11 +54,6 @@ struct Exchanged {
   static constexpr int from(int lane) { return lane ^ kDistance; }
 };
 
-template <int kLanes>
-struct Repeated {
-  static constexpr int from(int lane) { return lane % kLanes; }
-};
-
 // Lane k gets what was in lane k ^ kDistance.
 template <int kDistance, class T>
 inline Vector<T> exchange(Vector<T> v) {
@@ -66,35 +61,55 @@ inline Vector<T> exchange(Vector<T> v) {
 }
 
 // kLanes numbers, repeated over the whole vector.
+template <int kLanes, class T, size_t... I>
+inline Vector<T> repeated(const T* from, std::index_sequence<I...>) {
+  const auto numbers = Lanes<T, kLanes>::load(from);
+  return __builtin_shufflevector(numbers, numbers, (I % kLanes)...);
+}
 template <int kLanes, class T>
 inline Vector<T> spread(const T* from) {
-  if constexpr (kLanes == Simd<T>::width) {
+  if constexpr (kLanes == Simd<T>::width)
     return load(from);
-  } else if constexpr (kLanes == 1) {
+  else if constexpr (kLanes == 1)
     return *from - Vector<T>{};
+  else
+    return repeated<kLanes>(from, std::make_index_sequence<Simd<T>::width>{});
+}
+
+// The numbers of two vectors in chunks of kChunk; the first chunk and the second are added, the third and the fourth, ...
+template <int kChunk>
+struct AddedChunks {
+  static constexpr int even(int lane) { return lane / kChunk * 2 * kChunk + lane % kChunk; }
+
+  template <class V, size_t... I>
+  static V apply(V a, V b, std::index_sequence<I...>) {
+    return __builtin_shufflevector(a, b, even(I)...) + __builtin_shufflevector(a, b, (even(I) + kChunk)...);
+  }
+};
+
+// Add to kNumbers numbers what is in parts of kPart numbers, each folded to kLanes.
+template <int kLanes, int kPart, int kNumbers, class T, int kCount>
+inline void add_parts(T* to, const Vector<T> (&v)[kCount]) {
+  constexpr int width = Simd<T>::width;
+  if constexpr (kPart > kLanes) {
+    Vector<T> folded[(kCount + 1) / 2];
+    for (int k = 0; k < kCount; k += 2)
+      folded[k / 2] = AddedChunks<kPart / 2>::apply(v[k], v[k + (k + 1 < kCount)], std::make_index_sequence<width>{});
+    add_parts<kLanes, kPart / 2, kNumbers, T>(to, folded);
+  } else if constexpr (kNumbers >= width) {
+    for (int k = 0; k < kNumbers / width; ++k) store(to + k * width, load(to + k * width) + v[k]);
   } else {
-    Vector<T> v{};
-    std::memcpy(&v, from, kLanes * sizeof(T));
-    return shuffled(v, std::make_index_sequence<Simd<T>::width>{}, Repeated<kLanes>{});
+    using N = Lanes<T, kNumbers>;
+    T numbers[width];
+    store(numbers, v[0]);
+    N::store(to, N::load(to) + N::load(numbers));
   }
 }
 
-// Add the vector to kLanes numbers, its repetitions summed up.
-template <int kLanes, int kWidth, class T>
-inline void add_folded(T* to, Vector<T> v) {
-  if constexpr (kWidth > kLanes) {
-    v += exchange<kWidth / 2, T>(v);
-    add_folded<kLanes, kWidth / 2, T>(to, v);
-  } else if constexpr (kLanes == Simd<T>::width) {
-    store(to, load(to) + v);
-  } else {
-    for (int k = 0; k < kLanes; ++k) to[k] += v[k];
-  }
-}
-
-template <int kLanes, class T>
-inline void add_folded(T* to, Vector<T> v) {
-  add_folded<kLanes, Simd<T>::width, T>(to, v);
+// Add each of the vectors to kLanes numbers, its repetitions summed up.
+template <int kLanes, class T, int kCount>
+inline void add_folded(T* to, const Vector<T> (&v)[kCount]) {
+  add_parts<kLanes, Simd<T>::width, kCount * kLanes, T>(to, v);
 }
 
 }  // namespace

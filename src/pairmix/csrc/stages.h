@@ -58,10 +58,8 @@ struct GeneralBlock {
     gd += g2 * x2;
   }
   void add_gradients_to(T* packed) const {
-    add_folded<kLanes, T>(packed, ga);
-    add_folded<kLanes, T>(packed + kLanes, gb);
-    add_folded<kLanes, T>(packed + 2 * kLanes, gc);
-    add_folded<kLanes, T>(packed + 3 * kLanes, gd);
+    const Vector<T> sums[] = {ga, gb, gc, gd};
+    add_folded<kLanes, T>(packed, sums);
   }
 };
 
@@ -84,8 +82,8 @@ struct RotationBlock {
     along += g2 * x2;
   }
   void add_gradients_to(T* packed) const {
-    add_folded<kLanes, T>(packed, across);
-    add_folded<kLanes, T>(packed + kLanes, along);
+    const Vector<T> sums[] = {across, along};
+    add_folded<kLanes, T>(packed, sums);
   }
 };
 
@@ -214,8 +212,8 @@ void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
     }
     if constexpr (kParameters)
       for (int s = 0; s < count; ++s) {
-        add_folded<kLanes, T>(stage.gradients + s * stage.stage_size + at, gp[s]);
-        add_folded<kLanes, T>(stage.gradients + s * stage.stage_size + at + kLanes, gq[s]);
+        const Vector<T> sums[] = {gp[s], gq[s]};
+        add_folded<kLanes, T>(stage.gradients + s * stage.stage_size + at, sums);
       }
   }
 }

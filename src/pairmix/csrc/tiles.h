@@ -60,6 +60,32 @@ inline void narrow(float value, Float16& to) {
   to.bits = static_cast<uint16_t>(sign | (magnitude >= 0x477ff000 ? large : magnitude < (113u << 23) ? tiny : normal));
 }
 
+// The same for vectors.
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
+using Floats = Vector<float>;
+
+inline Floats widened(Halves value, BFloat16) { return (Floats)(__builtin_convertvector(value, Words) << 16); }
+inline Floats widened(Halves value, Float16) {
+  const Words bits = __builtin_convertvector(value, Words), magnitude = bits & 0x7fff;
+  const Floats scaled = (Floats)(magnitude << 13) * float_of((254u - 15) << 23);
+  const Words special = (Words)(magnitude >= 0x7c00) & 0x7f800000u;
+  return (Floats)((Words)scaled | special | (bits & 0x8000) << 16);
+}
+inline Halves narrowed(Floats value, BFloat16) {
+  const Words bits = (Words)value, is_nan = (Words)((bits & 0x7fffffff) > 0x7f800000);
+  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector((((bits >> 16) | 0x40) & is_nan) | (rounded & ~is_nan), Halves);
+}
+inline Halves narrowed(Floats value, Float16) {
+  const Words bits = (Words)value, sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  const Words tiny = (Words)((Floats)magnitude + 0.5f) - bits_of(0.5f);
+  const Words normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  const Words large = 0x7c00u + ((Words)(magnitude > 0x7f800000) & 0x200);
+  const Words is_large = (Words)(magnitude >= 0x477ff000), is_tiny = (Words)(magnitude < (113u << 23));
+  return __builtin_convertvector(sign | (large & is_large) | (tiny & is_tiny) | (normal & ~is_large & ~is_tiny), Halves);
+}
+
 // Where the units of a tile are, counted in units. Those at distances of a power of two would share a few sets of the L1
 // cache, so after every eighth, 64th, ... unit one place is left free.
 inline int32_t place(int32_t unit) { return unit + (unit >> 3) + (unit >> 6) + (unit >> 9) + (unit >> 12); }
@@ -102,7 +128,7 @@ struct ExchangedChunks {
   static constexpr int high(int lane) { return lane / kLanes & kDistance ? width + lane : lane + kDistance * kLanes; }
 
   template <size_t... I>
-  static void apply(Vector<T>& a, Vector<T>& b, std::index_sequence<I...>) {
+  [[gnu::always_inline]] static void apply(Vector<T>& a, Vector<T>& b, std::index_sequence<I...>) {
     const Vector<T> first = __builtin_shufflevector(a, b, low(I)...);
     b = __builtin_shufflevector(a, b, high(I)...);
     a = first;
@@ -110,9 +136,10 @@ struct ExchangedChunks {
 };
 
 template <class T, int kLanes, int kDistance = Simd<T>::width / kLanes / 2>
-inline void transpose(Vector<T>* v) {
+[[gnu::always_inline]] inline void transpose(Vector<T>* v) {  // inline, so that the vectors stay in registers
   constexpr int width = Simd<T>::width;
   if constexpr (kDistance > 0) {
+#pragma GCC unroll 16
     for (int k = 0; k < width / kLanes; ++k)
       if (!(k & kDistance))
         ExchangedChunks<T, kLanes, kDistance>::apply(v[k], v[k + kDistance], std::make_index_sequence<width>{});
@@ -125,9 +152,9 @@ inline Vector<T> load_widened(const S* from) {
   if constexpr (std::is_same_v<S, T>) {
     return load(from);
   } else {
-    T values[Simd<T>::width];
-    for (int k = 0; k < Simd<T>::width; ++k) values[k] = widened(from[k]);
-    return load(values);
+    Halves bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return widened(bits, S{});
   }
 }
 template <class S, class T>
@@ -135,9 +162,8 @@ inline void store_narrowed(S* to, Vector<T> v) {
   if constexpr (std::is_same_v<S, T>) {
     store(to, v);
   } else {
-    T values[Simd<T>::width];
-    store(values, v);
-    for (int k = 0; k < Simd<T>::width; ++k) narrow(values[k], to[k]);
+    const Halves bits = narrowed(v, S{});
+    std::memcpy(to, &bits, sizeof bits);
   }
 }
 
@@ -215,6 +241,7 @@ class Mover {
           sum += v[k];
         }
         if (column_sums) store(column_sums + i, load(column_sums + i) + sum);
+#pragma GCC unroll 4
         for (int k = 0; k < kVectorsTogether; ++k) {
           transpose<T, kLanes>(v + k * rows_in_vector);
           for (int u = 0; u < rows_in_vector; ++u) to[tile.offset[i / kLanes + u] + k] = v[k * rows_in_vector + u];
@@ -238,6 +265,7 @@ class Mover {
       for (; i + width <= columns; i += width) {
         const auto added = bias ? load(bias + i) : Vector<T>{};
         Vector<T> v[kRowsTogether];
+#pragma GCC unroll 4
         for (int k = 0; k < kVectorsTogether; ++k) {
           for (int u = 0; u < rows_in_vector; ++u) v[k * rows_in_vector + u] = from[tile.offset[i / kLanes + u] + k];
           transpose<T, kLanes>(v + k * rows_in_vector);

@@ -50,11 +50,9 @@ def forward(
 ) -> Tensor:
     """As `reference.forward`."""
     plan, threads = _plan(order), torch.get_num_threads()
-    if blocks.dim() == 2:
-        blocks = _cos_and_sin(blocks, x)
     y = _kernels.forward(plan, x, blocks, d_in, d_out, bias, residual_scale, out_features, threads)
     if y is None:
-        parameters = _converted(x, blocks, d_in, d_out, bias, residual_scale)
+        parameters = _dense(blocks, d_in, d_out, bias, residual_scale)
         y = _kernels.forward(plan, _rows(x), *parameters, out_features, threads)
         if y is None:
             raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
@@ -73,19 +71,16 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """As `reference.backward`."""
     plan, out_features, threads = _plan(order), grad.shape[-1], torch.get_num_threads()
-    dtype = blocks.dtype
-    if blocks.dim() == 2:
-        blocks = _cos_and_sin(blocks, x)
     gradients = _kernels.backward(
         plan, grad, x, blocks, d_in, d_out, residual_scale, out_features, needs, threads
     )  # fmt: skip
     if gradients is None:
-        parameters = _converted(x, blocks, d_in, d_out, residual_scale)
+        parameters = _dense(blocks, d_in, d_out, residual_scale)
         gradients = _kernels.backward(plan, _rows(grad), _rows(x), *parameters, out_features, needs, threads)
         if gradients is None:
             raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
         gx, *others = gradients
-        gradients = [None if gx is None else gx.reshape(x.shape), *(g if g is None else g.to(dtype) for g in others)]
+        gradients = [None if gx is None else gx.reshape(x.shape), *others]
     return tuple(gradients)
 
 
@@ -98,17 +93,8 @@ def _plan(order: Tensor) -> Any:
     return plan
 
 
-def _cos_and_sin(angles: Tensor, x: Tensor) -> Tensor:
-    angles = angles.detach().to(_computed(x))
-    return torch.stack((angles.cos(), angles.sin()), 1)
-
-
-def _converted(x: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
-    return [None if p is None else p.detach().to(_computed(x)).contiguous() for p in parameters]
-
-
-def _computed(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def _dense(*parameters: Tensor | None) -> list[Tensor | None]:
+    return [None if parameter is None else parameter.contiguous() for parameter in parameters]
 
 
 def _rows(x: Tensor) -> Tensor:
