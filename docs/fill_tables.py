@@ -18,6 +18,7 @@ TABLES = {
     "demo": ("demo", tables.students),
     "init": ("init", tables.initialisations),
     "operator": ("operator", tables.operator),
+    "operator-summary": ("operator", tables.operator_summary),
     "operator-memory": ("operator", tables.operator_memory),
     "operator-bounds": ("operator", tables.operator_bounds),
     "operator-grid": ("operator-grid", tables.operator_grid),

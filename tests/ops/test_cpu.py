@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import subprocess
 import sys
@@ -60,6 +61,24 @@ def test_the_number_of_threads_may_change_between_calls(threads):
     for count in (2, 1, 4, 3, 1):
         threads(count)
         torch.testing.assert_close(step(layer, x), expected)
+
+
+def test_fewer_threads_than_asked_for():
+    code = """
+import torch
+from pairmix import SPMLinear
+torch.manual_seed(0)
+layer, x = SPMLinear(64, 64), torch.randn(200, 64)
+def gradients():
+    return torch.autograd.grad(layer(x).sin().sum(), list(layer.parameters()))
+torch.set_num_threads(1)
+expected = gradients()
+torch.set_num_threads(2)  # but OpenMP may use one only
+torch.testing.assert_close(gradients(), expected)
+"""
+    limited = {**os.environ, "OMP_THREAD_LIMIT": "1"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=limited)
+    assert result.returncode == 0, result.stderr
 
 
 def test_calls_from_many_threads_at_once(threads):
@@ -141,6 +160,52 @@ def test_an_order_that_is_no_permutation_is_refused():
     for order in ([[0, 0]], [[0, 2]], [[-1, 0]]):
         with pytest.raises(ValueError, match="stage 0 of the order is no permutation"):
             cpu.forward(torch.ones(1, 2), torch.ones(1, 4, 1), torch.tensor(order, dtype=torch.int32), *[None] * 4, 2)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    layer = SPMLinear(6, 6)
+    arguments = [torch.ones(2, 6), layer.coeffs, layer.schedule.order, layer.d_in, layer.d_out, layer.bias, None, 6]
+    for position, wrong in (
+        (0, torch.ones(2, 7)),
+        (1, torch.ones(3, 4, 2)),
+        (3, torch.ones(5)),
+        (5, torch.ones(7)),
+        (7, 0),
+    ):
+        with pytest.raises(ValueError, match="the shapes do not fit"):
+            cpu.forward(*(wrong if k == position else argument for k, argument in enumerate(arguments)))
+    with pytest.raises(ValueError, match="the shapes do not fit"):
+        cpu.backward(torch.ones(3, 6), *arguments[:5], None, [True] * 6)
+
+
+def test_without_the_exchange_api_of_newer_torch():
+    layer, x = SPMLinear(20, 12), torch.randn(300, 20, requires_grad=True)
+    expected = step(layer, x)
+    assert _kernels.use_exchange_api(True)
+    assert not _kernels.use_exchange_api(False)
+    try:
+        assert all(a.equal(b) for a, b in zip(expected, step(layer, x), strict=True))
+        with pytest.raises(ValueError, match="blocks are on meta and x is on cpu"):
+            spm(torch.ones(2, 6), torch.ones(3, 4, 3, device="meta"), Schedule.butterfly(6))
+    finally:
+        _kernels.use_exchange_api(True)
+
+
+def test_cosines_and_sines_of_all_angles():
+    near = torch.cat([torch.linspace(-9000, 9000, 20001), torch.randn(9999)])
+    far = torch.tensor([1e5, -3e7, 1e30, 0.0, -0.0, 8192.0, -8192.0, torch.pi / 2])
+    for angles, bound in ((torch.cat([near, far]), 1.5e-7), (torch.randn(77).double() * 100, 1e-15)):
+        schedule = Schedule.butterfly(2 * len(angles), 1)
+        firsts, seconds = schedule.order[0].long().chunk(2)
+        x = torch.zeros(2 * len(angles), dtype=angles.dtype)
+        x[firsts] = 1
+        for target in _kernels.targets():
+            _kernels.use_target(target)
+            y = spm(x, angles[None], schedule, impl="cpu").double()
+            assert (y[firsts] - angles.double().cos()).abs().max() < bound
+            assert (y[seconds] - angles.double().sin()).abs().max() < bound
+        _kernels.use_target(_kernels.targets()[0])
+    assert spm(torch.ones(2), torch.full((1, 1), torch.nan), Schedule.butterfly(2), impl="cpu").isnan().all()
 
 
 def test_only_for_cpu_tensors():

@@ -125,8 +125,11 @@ class Run {
 
   void backward() {
     T* bias_gradient = static_cast<T*>(call_.gradients.bias);
+    size_t team = 0;  // OpenMP may give fewer threads than it was asked for
 #pragma omp parallel num_threads(threads_)
     {
+#pragma omp master
+      team = omp_get_num_threads();
       Workspace<T>& work = workspaces_[omp_get_thread_num()];
       if (wants_parameters_) std::fill(work.coeff_gradients, work.coeff_gradients + plan_.stages() * coeffs_.stage_size(), T(0));
       if (bias_gradient) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
@@ -137,6 +140,7 @@ class Run {
       }
     }
     // Summed in the order of the threads, so that the result is the same on every run.
+    workspaces_.resize(team);
     if (bias_gradient)
       for (int32_t o = 0; o < call_.out_features; ++o) {
         bias_gradient[o] = 0;

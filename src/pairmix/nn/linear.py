@@ -171,7 +171,7 @@ class SPMLinear(nn.Module):
             impl=self.impl,
         )
 
-    def _parameter(self, name: str) -> Tensor | None:
+    def _parameter(self, name: str) -> Any:
         # The attributes of a module are found late: five of them take as long as a small layer.
         parameters = self._parameters
         return parameters[name] if name in parameters else getattr(self, name)

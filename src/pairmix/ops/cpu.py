@@ -51,12 +51,14 @@ def forward(
     """As `reference.forward`."""
     plan, threads = _plan(order), torch.get_num_threads()
     y = _kernels.forward(plan, x, blocks, d_in, d_out, bias, residual_scale, out_features, threads)
-    if y is None:
-        parameters = _dense(blocks, d_in, d_out, bias, residual_scale)
-        y = _kernels.forward(plan, _rows(x), *parameters, out_features, threads)
+    if y is None:  # perhaps for gaps between the numbers
+        d_in, d_out, bias, residual_scale = map(_dense, (d_in, d_out, bias, residual_scale))
+        dense = (blocks.contiguous(), d_in, d_out, bias, residual_scale)
+        y = _kernels.forward(plan, _rows(x), *dense, out_features, threads)
         if y is None:
             raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
-    return y.reshape(*x.shape[:-1], out_features) if y.dim() != x.dim() else y
+        y = y.reshape(*x.shape[:-1], out_features)
+    return y
 
 
 def backward(
@@ -69,14 +71,13 @@ def backward(
     residual_scale: Tensor | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """As `reference.backward`."""
+    """As `reference.backward`, with None for what was not asked for."""
     plan, out_features, threads = _plan(order), grad.shape[-1], torch.get_num_threads()
-    gradients = _kernels.backward(
-        plan, grad, x, blocks, d_in, d_out, residual_scale, out_features, needs, threads
-    )  # fmt: skip
+    gradients = _kernels.backward(plan, grad, x, blocks, d_in, d_out, residual_scale, out_features, needs, threads)
     if gradients is None:
-        parameters = _dense(blocks, d_in, d_out, residual_scale)
-        gradients = _kernels.backward(plan, _rows(grad), _rows(x), *parameters, out_features, needs, threads)
+        d_in, d_out, residual_scale = map(_dense, (d_in, d_out, residual_scale))
+        dense = (blocks.contiguous(), d_in, d_out, residual_scale)
+        gradients = _kernels.backward(plan, _rows(grad), _rows(x), *dense, out_features, needs, threads)
         if gradients is None:
             raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
         gx, *others = gradients
@@ -93,8 +94,8 @@ def _plan(order: Tensor) -> Any:
     return plan
 
 
-def _dense(*parameters: Tensor | None) -> list[Tensor | None]:
-    return [None if parameter is None else parameter.contiguous() for parameter in parameters]
+def _dense(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -132,9 +132,7 @@ def call_directly(
         or (bias is not None and bias.requires_grad)
         or (residual_scale is not None and residual_scale.requires_grad)
     ):
-        y: Tensor = _apply(
-            None, x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl
-        )  # fmt: skip
+        y: Tensor = _apply(None, x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
         return y
     return IMPLS[impl].forward(x, blocks, order, d_in, d_out, bias, residual_scale, out_features)
 

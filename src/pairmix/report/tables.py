@@ -58,6 +58,34 @@ def operator(rows: Rows) -> Table:
     )
 
 
+def operator_summary(rows: Rows) -> Table:
+    """SPM beside `nn.Linear` and a low rank of the same size, by width."""
+    at = {(row["n"], row["layer"]): row for row in rows}
+
+    def time(task: str, layer: str) -> Callable[[Row], str]:
+        return lambda row: _number(at[row["n"], layer][task]["ms"])
+
+    def speedup(task: str) -> Callable[[Row], str]:
+        return lambda row: f"**{_number(row[task]['speedup'])}**"
+
+    return _table(
+        [row for row in rows if row["layer"] == "SPM"],
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            *(
+                column
+                for task, name in TASKS.items()
+                for column in (
+                    (f"{name}, ms: nn.Linear", time(task, "nn.Linear")),
+                    ("low rank of SPM's size", time(task, "low rank, SPM's size")),
+                    ("SPM", time(task, "SPM")),
+                    ("**times as fast as nn.Linear**", speedup(task)),
+                )
+            ),
+        ],
+    )
+
+
 def operator_memory(rows: Rows) -> Table:
     """What every layer needs memory for."""
     return _table(
