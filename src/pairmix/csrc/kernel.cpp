@@ -169,7 +169,7 @@ class Run {
     const int64_t fits = kTileBytes / (units * kVectorBytes);
     const int64_t per_thread = (call.rows + call.threads * together - 1) / (call.threads * together);
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
-    while (depth < kDeepest && 2 * depth <= std::max<int64_t>(fits, 4) && depth < per_thread) depth *= 2;
+    while (depth < kDeepest && 2 * depth <= std::max<int64_t>(fits, 8) && depth < per_thread) depth *= 2;
     return depth;
   }
 
