@@ -133,7 +133,11 @@ def bench_operator_command(
     if name == "operator":
         _print(tables.operator_memory(rows))
         _print(tables.operator_bounds(rows))
-    command = " ".join(["pairmix bench operator", *(f"--{mode}" for mode in modes)])
+    given = {"widths": widths, "batch": batch, "seconds": seconds, "threads": threads}
+    chosen = [f"--{mode}" for mode in modes] + [
+        f"--{option} {value}" for option, value in given.items() if value is not None
+    ]
+    command = " ".join(["pairmix bench operator", *chosen])
     _save(out / name, command, asdict(config), rows, plot)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -63,34 +65,24 @@ def spm(
         >>> spm(torch.tensor([1.0, 2.0, 3.0, 4.0]), quarter_turns, schedule)
         tensor([-2.0000,  1.0000, -4.0000,  3.0000])
     """
-    n, order = schedule.n, schedule.order
     if out_features is None:
-        out_features = n
-    parameters = (d_in, d_out, bias, residual_scale)
-    if (
-        impl in ("auto", "cpu")
-        and ops.is_ordinary(x)
-        and not torch.is_autocast_enabled("cpu")
-        and ops.cpu.fits(x, blocks, order, *parameters, out_features)
-    ):
-        return ops.call_directly(x, blocks, order, *parameters, out_features, "cpu")
+        out_features = schedule.n
+    impl, order = choose_impl(impl, x.device), schedule.order
+    arguments = (x, blocks, order, d_in, d_out, bias, residual_scale, out_features)
+    is_quick = ops.is_ordinary(x) and not torch.is_autocast_enabled(x.device.type)
+    if is_quick and ops.IMPLS[impl].fits(*arguments):
+        return ops.call_directly(impl, *arguments)
 
-    x = _checked(x, blocks, schedule, *parameters, out_features)
+    parameters = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
+    x = _checked(x, blocks, schedule, parameters, out_features)
     if order.device != x.device:
         order = order.to(x.device)
-    y: Tensor = ops.spm(x, blocks, order, *parameters, out_features, choose_impl(impl, x.device))
+    y: Tensor = ops.spm(x, blocks, order, *parameters.values(), out_features, impl)
     return y
 
 
 def _checked(
-    x: Tensor,
-    blocks: Tensor,
-    schedule: Schedule,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-    out_features: int,
+    x: Tensor, blocks: Tensor, schedule: Schedule, parameters: Mapping[str, Tensor | None], out_features: int
 ) -> Tensor:
     """`x`, cast as autocast wants it, if all arguments fit together."""
     n, stages = schedule.n, schedule.stages
@@ -114,21 +106,18 @@ def _checked(
         raise TypeError(f"blocks are {dtype} and x is {x.dtype}: cast them alike")
     if blocks.device != device:
         raise ValueError(f"blocks are on {blocks.device} and x is on {device}: move them together")
-    for name, parameter, shape in (
-        ("d_in", d_in, (n,)),
-        ("d_out", d_out, (n,)),
-        ("bias", bias, (out_features,)),
-        ("residual_scale", residual_scale, (stages,)),
-    ):
+    shapes = {"d_in": (n,), "d_out": (n,), "bias": (out_features,), "residual_scale": (stages,)}
+    for name, parameter in parameters.items():
         if parameter is None:
             continue
+        shape = shapes[name]
         if parameter.shape != shape:
             raise ValueError(f"{name} must have the shape {shape}, got {tuple(parameter.shape)}")
         if parameter.dtype != dtype:
             raise TypeError(f"{name} is {parameter.dtype} and blocks are {dtype}: cast them alike")
         if parameter.device != device:
             raise ValueError(f"{name} is on {parameter.device} and x is on {device}: move them together")
-    if residual_scale is not None and n % 2 == 0:
+    if parameters["residual_scale"] is not None and n % 2 == 0:
         raise ValueError(f"residual_scale is for odd widths, where a coordinate is left over; this width is {n}")
     return x
 

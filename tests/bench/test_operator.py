@@ -249,7 +249,9 @@ def test_command_of_other_modes(tmp_path, monkeypatch, mode, module):
     monkeypatch.setattr(cli, "_config", lambda config, options, name: config(**small, **options))
     result = command(mode, "--seconds", "0", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert results.load(tmp_path / f"operator{mode[1:]}.json")["command"] == f"pairmix bench operator {mode}"
+    assert (
+        results.load(tmp_path / f"operator{mode[1:]}.json")["command"] == f"pairmix bench operator {mode} --seconds 0.0"
+    )
     assert (tmp_path / f"operator{mode[1:]}.png").exists()
 
 

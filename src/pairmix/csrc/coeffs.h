@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernel.h"
+#include "scratch.h"
 #include "stages.h"
 #include "turn.h"
 
@@ -37,7 +38,13 @@ class Coeffs {
 
   // How many numbers a stage takes, in coefficients and in gradients.
   int64_t stage_size() const { return 4 * half_; }
-  int64_t memory_size() const { return 2 * plan_.stages() * stage_size() + 3 * plan_.even() + turned_size(); }
+
+  void lay_out(Parts& parts) {
+    copies_ = parts.take<T>(plan_.stages() * stage_size());
+    plain_ = parts.take<T>(plan_.stages() * stage_size());
+    for (T** diagonal : {&ones_, &d_in_, &d_out_}) *diagonal = parts.take<T>(plan_.even());
+    turned_ = parts.take<T>(rotation_ ? int64_t{2} * plan_.given_stages() * plan_.pairs() : 0);
+  }
 
   Kind kind(int32_t l) const {
     if (layout_.stride[l]) return Kind::inside;
@@ -49,19 +56,15 @@ class Coeffs {
   int64_t step(int32_t l) const { return is_read_in_place(l) ? 1 : 4; }
   int64_t row(int32_t l) const { return is_read_in_place(l) ? half_ : kLanes; }
 
-  // Makes the copies, in `memory_size` numbers of memory.
-  void prepare(T* memory) {
-    copies_ = memory;
-    plain_ = copies_ + plan_.stages() * stage_size();
-    ones_ = plain_ + plan_.stages() * stage_size();
-    d_in_ = padded(given_.d_in, ones_ + plan_.even());
-    d_out_ = padded(given_.d_out, d_in_ + plan_.even());
-    turned_ = d_out_ + plan_.even();
+  // Makes the copies, where `lay_out` has put them.
+  void prepare() {
+    std::fill(ones_, ones_ + plan_.even(), T(1));
+    pad(given_.d_in, d_in_);
+    pad(given_.d_out, d_out_);
     const T* angles = static_cast<const T*>(given_.blocks);
     if (rotation_)
       for (int64_t l = 0, pairs = plan_.pairs(); l < plan_.given_stages(); ++l)
         turn(angles + l * pairs, pairs, turned_ + 2 * l * pairs, turned_ + (2 * l + 1) * pairs);
-    std::fill(ones_, ones_ + plan_.even(), T(1));
     for (int32_t l = 0; l < plan_.stages(); ++l) {
       if (is_read_in_place(l)) continue;
       if (has_plain_copy(l)) write_plain(l);
@@ -92,7 +95,6 @@ class Coeffs {
  private:
   bool is_end(int32_t l) const { return l == 0 || l == plan_.stages() - 1; }
   int rows() const { return rotation_ ? 2 : 4; }
-  int64_t turned_size() const { return rotation_ ? int64_t{2} * plan_.given_stages() * plan_.pairs() : 0; }
   const T* parameter_rows(int32_t l) const {
     return (rotation_ ? turned_ : static_cast<const T*>(given_.blocks)) + int64_t{l} * rows() * plan_.pairs();
   }
@@ -106,10 +108,9 @@ class Coeffs {
   const T* scale_in(int32_t l) const { return l == 0 ? d_in_ : ones_; }
   const T* scale_out(int32_t l) const { return l == plan_.stages() - 1 ? d_out_ : ones_; }
 
-  T* padded(const void* diagonal, T* to) const {
+  void pad(const void* diagonal, T* to) const {
     std::fill(to, to + plan_.even(), T(1));
     if (diagonal) std::copy_n(static_cast<const T*>(diagonal), plan_.n(), to);
-    return to;
   }
 
   void write_plain(int32_t l) const {

@@ -1,334 +1,15 @@
-// The operator on tiles of rows. Compiled once for every instruction set, with PAIRMIX_TARGET naming it.
+// What a build of the kernels can do. Compiled once for every instruction set, with PAIRMIX_TARGET naming it.
 #include "kernel.h"
 
-#include <omp.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <utility>
-#include <vector>
 
-#include "coeffs.h"
+#include "halves.h"
 #include "peak.h"
-#include "stages.h"
-#include "tiles.h"
+#include "run.h"
+#include "scratch.h"
 
 namespace pairmix {
 namespace {
-
-// What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
-// inputs of the component's stages. Half or twice as much changes little.
-constexpr int64_t kTileBytes = 256 << 10;
-constexpr int64_t kForwardComponentBytes = 16 << 10;
-constexpr int64_t kBackwardComponentBytes = 40 << 10;
-constexpr int64_t kKeptBytes = 256 << 10;
-constexpr int32_t kDeepest = 16;  // vectors below each other; more would not make better use of the coefficients
-
-// Memory that a thread keeps from call to call.
-class Arena {
- public:
-  ~Arena() { std::free(memory_); }
-
-  char* at_least(int64_t bytes) {
-    if (bytes > size_) {
-      std::free(memory_);
-      size_ = 0;
-      bytes = (bytes + 4095) / 4096 * 4096;
-      memory_ = static_cast<char*>(std::aligned_alloc(4096, bytes));
-      if (!memory_) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return memory_;
-  }
-
- private:
-  char* memory_ = nullptr;
-  int64_t size_ = 0;
-};
-
-Arena& arena() {
-  thread_local Arena of_this_thread;
-  return of_this_thread;
-}
-
-// Hands out parts of a block of memory; without one it only counts.
-class Parts {
- public:
-  explicit Parts(char* memory) : memory_(memory) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    T* part = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
-    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64 + 64;  // and a line, so that reads may overrun
-    return part;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  char* memory_;
-  int64_t used_ = 0;
-};
-
-// What a thread works with.
-template <class T>
-struct Workspace {
-  int64_t start, count;  // the rows of the tile at hand
-  int32_t depth;
-  std::vector<Tile<T>> kept;  // the input of every group
-  Tile<T> gradient;
-  // Pointers to the units of a component: in the tiles at hand, and in the inputs of the second and of later steps.
-  Vector<T> **from, **to, **levels;
-  std::vector<Vector<T>*> pointers;
-  T *buffer, *coeff_gradients, *bias_gradient;
-};
-
-// A call, with everything about it that does not depend on the rows.
-template <class S, class T, int kLanes>
-class Run {
- public:
-  Run(const Call& call, bool backward)
-      : call_(call),
-        plan_(*call.plan),
-        depth_(choose_depth(call)),
-        layout_(plan_.layout(Simd<T>::width, budget(backward), backward)),
-        mover_(plan_.n(), layout_.units),
-        coeffs_(call, layout_),
-        backward_(backward) {
-    rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
-    tiles_ = (call.rows + rows_per_tile_ - 1) / rows_per_tile_;
-    threads_ = static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, call.threads));
-    const Parameters& g = call.gradients;
-    wants_parameters_ = backward && (g.blocks || g.d_in || g.d_out || g.residual_scale);
-    wants_rest_ = !backward || wants_parameters_ || call.grad_x.data;
-
-    Parts count(nullptr);
-    lay_out(count);
-    Parts parts(arena().at_least(count.used()));
-    lay_out(parts);
-    for (int32_t unit = 0; unit < layout_.units; ++unit) offset_[unit] = place(unit) * depth_;
-    if (wants_rest_) coeffs_.prepare(coeff_memory_);
-    make_steps();
-  }
-
-  void forward() {
-#pragma omp parallel num_threads(threads_)
-    {
-      Workspace<T>& work = workspaces_[omp_get_thread_num()];
-#pragma omp for schedule(static)
-      for (int64_t t = 0; t < tiles_; ++t) {
-        begin(t, work);
-        tile_forward(work);
-      }
-    }
-  }
-
-  void backward() {
-    T* bias_gradient = static_cast<T*>(call_.gradients.bias);
-    size_t team = 0;  // OpenMP may give fewer threads than it was asked for
-#pragma omp parallel num_threads(threads_)
-    {
-#pragma omp master
-      team = omp_get_num_threads();
-      Workspace<T>& work = workspaces_[omp_get_thread_num()];
-      if (wants_parameters_) std::fill(work.coeff_gradients, work.coeff_gradients + plan_.stages() * coeffs_.stage_size(), T(0));
-      if (bias_gradient) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
-#pragma omp for schedule(static)
-      for (int64_t t = 0; t < tiles_; ++t) {
-        begin(t, work);
-        tile_backward(work);
-      }
-    }
-    // Summed in the order of the threads, so that the result is the same on every run.
-    workspaces_.resize(team);
-    if (bias_gradient)
-      for (int32_t o = 0; o < call_.out_features; ++o) {
-        bias_gradient[o] = 0;
-        for (const Workspace<T>& work : workspaces_) bias_gradient[o] += work.bias_gradient[o];
-      }
-    if (wants_parameters_) {
-      std::vector<T*> coeff_gradients;
-      for (const Workspace<T>& work : workspaces_) coeff_gradients.push_back(work.coeff_gradients);
-      coeffs_.collect(coeff_gradients, call_.gradients, call_.threads);
-    }
-  }
-
- private:
-  // What a component may take, in units. Backward, if there is not much, the inputs of all stages are kept at once: in the L2
-  // cache, but without computing anything twice.
-  int64_t budget(bool backward) const {
-    const int64_t unit_bytes = depth_ * kVectorBytes, units = (plan_.even() + kLanes - 1) / kLanes;
-    const int64_t all = (kLanes >= 8 ? plan_.stages() - 1 : plan_.stages() + 1) * units;
-    if (backward && all * unit_bytes <= kKeptBytes) return all;
-    return (backward ? kBackwardComponentBytes : kForwardComponentBytes) / unit_bytes;
-  }
-
-  static int32_t choose_depth(const Call& call) {
-    constexpr int64_t together = Simd<T>::width / kLanes;
-    const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int64_t fits = kTileBytes / (units * kVectorBytes);
-    const int64_t per_thread = (call.rows + call.threads * together - 1) / (call.threads * together);
-    int32_t depth = 1;  // powers of two only: every depth has a layout of its own
-    while (depth < kDeepest && 2 * depth <= std::max<int64_t>(fits, 8) && depth < per_thread) depth *= 2;
-    return depth;
-  }
-
-  void begin(int64_t tile, Workspace<T>& work) const {
-    constexpr int64_t together = Simd<T>::width / kLanes;
-    work.start = tile * rows_per_tile_;
-    work.count = std::min(rows_per_tile_, call_.rows - work.start);
-    work.depth = static_cast<int32_t>((work.count + together - 1) / together);
-  }
-
-  void lay_out(Parts& parts) {
-    const int64_t tile = int64_t{place(layout_.units)} * depth_, largest = layout_.largest;
-    const int64_t levels = backward_ && wants_parameters_ ? layout_.longest : 0;
-    coeff_memory_ = parts.take<T>(coeffs_.memory_size());
-    offset_ = parts.take<int32_t>(layout_.units);
-    workspaces_.assign(threads_, {});
-    for (Workspace<T>& work : workspaces_) {
-      const size_t kept = wants_parameters_ ? layout_.groups.size() : backward_ ? 0 : 1;
-      for (size_t k = 0; k < kept; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offset_});
-      work.buffer = parts.take<T>(mover_.buffer_size());
-      work.pointers.resize((2 + levels) * largest);
-      work.from = work.pointers.data(), work.to = work.from + largest, work.levels = work.to + largest;
-      Vector<T>* vectors = parts.take<Vector<T>>(levels * largest * depth_);
-      for (int64_t k = 0; k < levels * largest; ++k) work.levels[k] = vectors + k * depth_;
-      if (!backward_) continue;
-      work.gradient = {parts.take<Vector<T>>(tile), offset_};
-      if (call_.gradients.bias) work.bias_gradient = parts.take<T>(int64_t{layout_.units} * kLanes);
-      if (wants_parameters_) work.coeff_gradients = parts.take<T>(plan_.stages() * coeffs_.stage_size());
-    }
-  }
-
-  const int32_t* unit_list(const Component& component) const { return layout_.unit_list.data() + component.units_begin; }
-
-  Units<T> locate(const Component& component, const Tile<T>& tile, Vector<T>** units) const {
-    for (int32_t k = 0; k < component.units; ++k) units[k] = tile.unit(unit_list(component)[k]);
-    return units;
-  }
-
-  // One stage of a group, or several that are computed as one: what does not depend on the component.
-  struct Step {
-    int32_t stage;
-    Kind kind;
-    bool quads;                   // forward, it is computed together with the next one
-    int32_t earlier_whole_units;  // stages before it in its group that pair whole units
-  };
-
-  void make_steps() {
-    for (const Group& group : layout_.groups) {
-      std::vector<Step>& steps = steps_.emplace_back();
-      int32_t whole_units = 0;
-      for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
-        const int32_t* stride = layout_.stride.data() + l;
-        const bool fused = kLanes >= 8 && l + 3 <= group.last_stage && stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
-        const bool quads = layout_.quads[l] && coeffs_.kind(l) == coeffs_.kind(l + 1);
-        steps.push_back({l, fused ? Kind::inside_1_2_4 : coeffs_.kind(l), quads, whole_units});
-        whole_units += !*stride;
-        if (fused) l += 2;
-      }
-    }
-  }
-
-  Stage<T> stage(const Component& component, const Step& step, const Workspace<T>& work, T* gradients) const {
-    const int32_t pairs = component.pairs_begin + step.earlier_whole_units * (component.units / 2);
-    return {step.kind,
-            layout_.stride[step.stage],
-            layout_.pairs.data() + pairs,
-            layout_.unit_list.data() + component.units_begin,
-            component.units,
-            coeffs_.of(step.stage),
-            coeffs_.step(step.stage),
-            coeffs_.row(step.stage),
-            gradients ? gradients + step.stage * coeffs_.stage_size() : nullptr,
-            coeffs_.stage_size(),
-            work.depth};
-  }
-
-  // The steps of a group up to `end` on one component. Step k reads units(k) and writes units(k + 1).
-  template <bool kKeepsAll, class UnitsOfStep>
-  void steps_forward(size_t number, size_t end, const Component& component, Workspace<T>& work, UnitsOfStep units) const {
-    const auto stage_of = [&](size_t k) { return stage(component, steps_[number][k], work, nullptr); };
-    for (size_t k = 0; k < end; ++k) {
-      if (steps_[number][k].quads && k + 1 < end) {
-        stages_forward<T, kLanes, kKeepsAll>(stage_of(k), stage_of(k + 1), units(k), units(k + 1), units(k + 2));
-        ++k;
-      } else {
-        stage_forward<T, kLanes>(stage_of(k), units(k), units(k + 1));
-      }
-    }
-  }
-
-  void group_forward(size_t number, const Component& component, Units<T> from, Units<T> to, Workspace<T>& work) const {
-    steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? to : from; });
-  }
-
-  void tile_forward(Workspace<T>& work) const {
-    const Tile<T>& z = work.kept[0];
-    mover_.read(call_.x, work.start, work.count, call_.in_features, z, work.buffer, nullptr);
-    for (size_t k = 0; k < layout_.groups.size(); ++k)
-      for (const Component& component : layout_.groups[k].components) {
-        const Units<T> units = locate(component, z, work.from);
-        group_forward(k, component, units, units, work);
-      }
-    mover_.write(z, static_cast<const T*>(call_.parameters.bias), call_.y, work.start, work.count, call_.out_features,
-                 work.buffer);
-  }
-
-  void tile_backward(Workspace<T>& work) const {
-    const auto& groups = layout_.groups;
-    if (wants_parameters_) {
-      mover_.read(call_.x, work.start, work.count, call_.in_features, work.kept[0], work.buffer, nullptr);
-      for (size_t k = 0; k + 1 < groups.size(); ++k)
-        for (const Component& component : groups[k].components)
-          group_forward(k, component, locate(component, work.kept[k], work.from),
-                        locate(component, work.kept[k + 1], work.to), work);
-    }
-    mover_.read(call_.grad, work.start, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient);
-    if (!wants_rest_) return;
-    for (size_t k = groups.size(); k-- > 0;)
-      for (const Component& component : groups[k].components) group_backward(k, component, work);
-    if (call_.grad_x.data)
-      mover_.write(work.gradient, nullptr, call_.grad_x, work.start, work.count, call_.in_features, work.buffer);
-  }
-
-  // Computes the inputs of the group's steps again and walks back.
-  void group_backward(size_t number, const Component& component, Workspace<T>& work) const {
-    const Units<T> gradient = locate(component, work.gradient, work.to);
-    if (wants_parameters_) {
-      const Units<T> first = locate(component, work.kept[number], work.from);
-      const auto input = [&](size_t k) { return k ? work.levels + (k - 1) * layout_.largest : first; };
-      steps_forward<true>(number, steps_[number].size() - 1, component, work, input);
-      steps_backward<true>(number, component, input, gradient, work);
-    } else {
-      steps_backward<false>(number, component, [](size_t) { return nullptr; }, gradient, work);
-    }
-  }
-
-  template <bool kParameters, class UnitsOfStep>
-  void steps_backward(size_t number, const Component& component, UnitsOfStep input, Units<T> gradient,
-                      Workspace<T>& work) const {
-    for (size_t k = steps_[number].size(); k-- > 0;)
-      stage_backward<T, kLanes, kParameters>(stage(component, steps_[number][k], work, work.coeff_gradients), input(k),
-                                             gradient);
-  }
-
-  const Call& call_;
-  const Plan& plan_;
-  const int32_t depth_;
-  const Layout& layout_;
-  const Mover<S, T, kLanes> mover_;
-  Coeffs<T, kLanes> coeffs_;
-  const bool backward_;
-  bool wants_parameters_, wants_rest_;
-  int64_t rows_per_tile_, tiles_;
-  int32_t threads_;
-  T* coeff_memory_;
-  int32_t* offset_;
-  std::vector<Workspace<T>> workspaces_;
-  std::vector<std::vector<Step>> steps_;  // of every group
-};
 
 template <class S, class T, int kLanes = Simd<T>::width>
 void run_with_lanes(const Call& call, bool backward, int32_t lanes) {
@@ -355,28 +36,21 @@ void run_with_halves(const Call& call, bool backward) {
                                                              {&Parameters::d_out, n},
                                                              {&Parameters::bias, call.out_features},
                                                              {&Parameters::residual_scale, stages}};
-  int64_t total = 0;
-  for (const auto& [member, count] : members) total += 2 * count + 16;
-  thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < total) memory.resize(total);
   Call in_float = call;
-  float* next = memory.data();
-  for (const auto& [member, count] : members) {
-    if (call.parameters.*member) {
-      const S* from = static_cast<const S*>(call.parameters.*member);
-      for (int64_t k = 0; k < count; ++k) next[k] = widened(from[k]);
-      in_float.parameters.*member = next;
+  thread_local Arena in_between;  // the call itself has the other one
+  lay_out_in(in_between, [&](Parts& parts) {
+    for (const auto& [member, count] : members) {
+      if (call.parameters.*member) in_float.parameters.*member = parts.take<float>(count);
+      if (call.gradients.*member) in_float.gradients.*member = parts.take<float>(count);
     }
-    next += count + 8;
-    if (call.gradients.*member) in_float.gradients.*member = next;
-    next += count + 8;
-  }
+  });
+  for (const auto& [member, count] : members)
+    if (const void* from = call.parameters.*member)
+      widen(static_cast<const S*>(from), count, static_cast<float*>(in_float.parameters.*member));
   run<S, float>(in_float, backward);
   for (const auto& [member, count] : members)
-    if (S* to = static_cast<S*>(call.gradients.*member)) {
-      const float* from = static_cast<const float*>(in_float.gradients.*member);
-      for (int64_t k = 0; k < count; ++k) narrow(from[k], to[k]);
-    }
+    if (void* to = call.gradients.*member)
+      narrow(static_cast<const float*>(in_float.gradients.*member), count, static_cast<S*>(to));
 }
 
 void dispatch(const Call& call, bool backward) {

@@ -39,15 +39,22 @@ Plan::Plan(const int32_t* order, int32_t stages, int32_t n)
   }
 }
 
-const Layout& Plan::layout(int32_t width, int64_t budget, bool keeps_stages) const {
+const Layout& Plan::layout(int32_t width, const Budget& budget) const {
+  const Vectors& vectors = this->vectors(width);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const Made& made : made_)
-    if (made.width == width && made.budget == budget && made.keeps_stages == keeps_stages) return *made.layout;
-  made_.push_back({width, budget, keeps_stages, make_layout(width, budget, keeps_stages)});
-  return *made_.back().layout;
+    if (made.width == width && made.budget == budget) return made.layout;
+  return made_.emplace_back(Made{width, budget, make_layout(vectors, budget)}).layout;
 }
 
-int32_t Plan::lanes(int32_t width) const { return layout(width, 1, false).lanes; }
+const Plan::Vectors& Plan::vectors(int32_t width) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Vectors& vectors : vectors_)
+    if (vectors.width == width) return vectors;
+  Vectors vectors{width, width, {}};
+  while (!fits(vectors.lanes, vectors.stride)) vectors.lanes /= 2;
+  return vectors_.emplace_back(std::move(vectors));
+}
 
 // Whether units of so many lanes meet as a whole, or are closed in themselves, at every stage, and the numbers run along.
 bool Plan::fits(int32_t lanes, std::vector<int32_t>& stride) const {
@@ -81,13 +88,9 @@ bool Plan::in_quads(int32_t l, int32_t lanes) const {
   return true;
 }
 
-std::unique_ptr<Layout> Plan::make_layout(int32_t width, int64_t budget, bool keeps_stages) const {
-  auto layout = std::make_unique<Layout>();
-  layout->lanes = width;
-  while (!fits(layout->lanes, layout->stride)) layout->lanes /= 2;
-  const int32_t lanes = layout->lanes, units = layout->units = even() / lanes;
-  layout->largest = layout->longest = 0;
-  layout->quads.assign(stages_, false);
+Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
+  const int32_t lanes = vectors.lanes, units = even() / lanes;
+  Layout layout{lanes, units, 0, 0, vectors.stride, std::vector<bool>(stages_, false), {}, {}, {}};
 
   // Components are found by union-find; a group takes stages as long as its components stay small.
   std::vector<int32_t> root(units), size(units);
@@ -106,21 +109,22 @@ std::unique_ptr<Layout> Plan::make_layout(int32_t width, int64_t budget, bool ke
   };
   // How many copies of a component there are: the input of every stage, those inside units counting as one, and a gradient.
   const auto copies = [&](int32_t first, int32_t last) -> int64_t {
-    if (!keeps_stages) return 1;
-    const auto whole = std::count(layout->stride.begin() + first, layout->stride.begin() + last, 0);
+    if (!budget.keeps_stages) return 1;
+    const auto whole = std::count(layout.stride.begin() + first, layout.stride.begin() + last, 0);
     return whole + (whole < last - first) + 1;
   };
+  const bool is_one_group = copies(0, stages_) * units <= budget.everything;
   for (int32_t first = 0, last; first < stages_; first = last) {
     std::iota(root.begin(), root.end(), 0);
     std::fill(size.begin(), size.end(), 1);
     std::vector<int32_t> root_before = root;
     for (last = first; last < stages_; ++last) {
-      if (largest_after(last) * copies(first, last + 1) > budget && last > first) break;
+      if (largest_after(last) * copies(first, last + 1) > budget.component && last > first && !is_one_group) break;
       root_before = root;
     }
     root = root_before;
     for (int32_t l = first; l + 1 < last; ++l)
-      if (!layout->stride[l] && !layout->stride[l + 1] && in_quads(l, lanes)) layout->quads[l++] = true;
+      if (!layout.stride[l] && !layout.stride[l + 1] && in_quads(l, lanes)) layout.quads[l++] = true;
 
     Group group{first, last, {}};
     std::vector<int32_t> local(units);
@@ -130,18 +134,18 @@ std::unique_ptr<Layout> Plan::make_layout(int32_t width, int64_t budget, bool ke
       if (closed.empty()) continue;
       const auto count = static_cast<int32_t>(closed.size());
       // Small ones are taken together.
-      if (group.components.empty() || (group.components.back().units + count) * copies(first, last) > budget)
-        group.components.push_back({static_cast<int32_t>(layout->unit_list.size()), 0, 0});
-      layout->unit_list.insert(layout->unit_list.end(), closed.begin(), closed.end());
+      if (group.components.empty() || (group.components.back().units + count) * copies(first, last) > budget.component)
+        group.components.push_back({static_cast<int32_t>(layout.unit_list.size()), 0, 0});
+      layout.unit_list.insert(layout.unit_list.end(), closed.begin(), closed.end());
       group.components.back().units += count;
     }
     for (Component& component : group.components) {
-      component.pairs_begin = static_cast<int32_t>(layout->pairs.size());
-      add_pairs(*layout, group, component, local);
-      layout->largest = std::max(layout->largest, component.units);
+      component.pairs_begin = static_cast<int32_t>(layout.pairs.size());
+      add_pairs(layout, group, component, local);
+      layout.largest = std::max(layout.largest, component.units);
     }
-    layout->longest = std::max(layout->longest, last - first);
-    layout->groups.push_back(std::move(group));
+    layout.longest = std::max(layout.longest, last - first);
+    layout.groups.push_back(std::move(group));
   }
   return layout;
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <list>
 #include <mutex>
 #include <vector>
 
@@ -43,6 +43,17 @@ struct Layout {
   std::vector<Pair> pairs;
 };
 
+// How large the parts may be that stages are computed on. Counted in units, with all the copies of them that there are.
+struct Budget {
+  int64_t component;   // what a component may take; a single stage may take more
+  int64_t everything;  // if all stages on the whole width take no more than this, they are one group
+  bool keeps_stages;   // whether the input of every stage and a gradient are kept, or one copy is worked on
+
+  bool operator==(const Budget& other) const {
+    return component == other.component && everything == other.everything && keeps_stages == other.keeps_stages;
+  }
+};
+
 class Plan {
  public:
   // `order`: [stages, n], as in Schedule. Throws std::invalid_argument if a stage is no permutation.
@@ -61,32 +72,36 @@ class Plan {
   const int32_t* members(int32_t stage) const { return members_.data() + int64_t{stage} * even(); }
 
   // How many neighbouring coordinates share a vector of `width` numbers.
-  int32_t lanes(int32_t width) const;
+  int32_t lanes(int32_t width) const { return vectors(width).lanes; }
 
-  // The layout for vectors of `width` numbers. Components take at most `budget` units, counting copies of them if the inputs
-  // of all stages are kept; single stages may take more.
-  const Layout& layout(int32_t width, int64_t budget, bool keeps_stages) const;
+  // The layout for vectors of `width` numbers.
+  const Layout& layout(int32_t width, const Budget& budget) const;
 
  private:
+  struct Vectors {
+    int32_t width, lanes;
+    std::vector<int32_t> stride;
+  };
   struct Made {
     int32_t width;
-    int64_t budget;
-    bool keeps_stages;
-    std::unique_ptr<Layout> layout;
+    Budget budget;
+    Layout layout;
   };
 
   int32_t partner(int32_t stage, int32_t i) const { return partner_[int64_t{stage} * even() + i]; }
   // The number of the pair whose first member is at i, or ~number if i is the second.
   int32_t number(int32_t stage, int32_t i) const { return number_[int64_t{stage} * even() + i]; }
+  const Vectors& vectors(int32_t width) const;
   bool fits(int32_t lanes, std::vector<int32_t>& stride) const;
   bool in_quads(int32_t stage, int32_t lanes) const;
-  std::unique_ptr<Layout> make_layout(int32_t width, int64_t budget, bool keeps_stages) const;
+  Layout make_layout(const Vectors& vectors, const Budget& budget) const;
   void add_pairs(Layout& layout, const Group& group, const Component& component, std::vector<int32_t>& local) const;
 
   int32_t n_, given_stages_, stages_;
   std::vector<int32_t> members_, partner_, number_;
   mutable std::mutex mutex_;
-  mutable std::vector<Made> made_;
+  mutable std::list<Vectors> vectors_;  // lists, because their elements are pointed to
+  mutable std::list<Made> made_;
 };
 
 }  // namespace pairmix

@@ -19,6 +19,9 @@ struct Simd {
 template <class T>
 using Vector = typename Simd<T>::Vector;
 
+// The bits of float32 numbers.
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+
 template <class T>
 inline Vector<T> load(const T* from) {
   Vector<T> v;

@@ -26,6 +26,7 @@ struct Stage {
   int64_t step, row;
   T* gradients;        // of the coefficients, as if they were packed; null if nobody asked for them
   int64_t stage_size;  // from the coefficients of a stage inside units to those of the next one
+  bool goes_on;        // backward: somebody asked for the gradient of the input
   int32_t depth;
 
   const T* of_pair(const Pair& pair) const { return coeffs + pair.number * step; }
@@ -140,6 +141,7 @@ void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
     for (int32_t r = 0; r < stage.depth; ++r) {
       const auto first = g1[r], second = g2[r];
       if constexpr (kParameters) block.add(x1[r], x2[r], first, second);
+      if (!stage.goes_on) continue;
       g1[r] = block.first_transposed(first, second);
       g2[r] = block.second_transposed(first, second);
     }

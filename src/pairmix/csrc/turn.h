@@ -20,7 +20,6 @@ inline void turn_one_by_one(const T* angles, int64_t count, T* cos, T* sin) {
 // Returns false, and does nothing, if one is too large for this or no number.
 inline bool turn_vector(const float* angles, float* cos, float* sin) {
   using V = Vector<float>;
-  typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
   constexpr float kLargest = 8192.0f, kRounder = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
   const V x = load(angles);
   const auto beyond = (x > kLargest) | (x < -kLargest) | (x != x);

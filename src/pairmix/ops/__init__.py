@@ -3,7 +3,7 @@
 from pairmix.ops import cpu, reference
 from pairmix.ops.library import IMPLS, Impl, call_directly, is_ordinary, spm
 
-IMPLS["cpu"] = Impl(cpu.forward, cpu.backward, cpu.why_not)
+IMPLS["cpu"] = Impl(cpu.forward, cpu.backward, cpu.why_not, cpu.fits)
 IMPLS["reference"] = Impl(reference.forward, reference.backward, why_not=lambda device: None)
 
 __all__ = ["IMPLS", "Impl", "call_directly", "cpu", "is_ordinary", "spm"]

@@ -28,11 +28,14 @@ class Impl:
         forward: as `reference.forward`.
         backward: as `reference.backward`; what was not asked for may be None.
         why_not: why it cannot run on this device here; None if it can.
+        fits: whether these arguments of `forward`, if x is an ordinary tensor, are right and can be computed as they
+            are, without checking them in Python; False if it cannot tell.
     """
 
     forward: Callable[..., Tensor]
     backward: Callable[..., tuple[Tensor | None, ...]]
     why_not: Callable[[torch.device], str | None]
+    fits: Callable[..., bool] = lambda *arguments: False
 
 
 IMPLS: dict[str, Impl] = {}
@@ -112,29 +115,13 @@ def is_ordinary(tensor: Tensor) -> bool:
     )
 
 
-def call_directly(
-    x: Tensor,
-    blocks: Tensor,
-    order: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-    out_features: int,
-    impl: str,
-) -> Tensor:
+def call_directly(impl: str, *arguments: Any) -> Tensor:
     """`pairmix::spm` without the dispatcher: for ordinary tensors only."""
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or blocks.requires_grad
-        or (d_in is not None and d_in.requires_grad)
-        or (d_out is not None and d_out.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (residual_scale is not None and residual_scale.requires_grad)
-    ):
-        y: Tensor = _apply(None, x, blocks, order, d_in, d_out, bias, residual_scale, out_features, impl)
+    *inputs, _ = arguments
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
+        y: Tensor = _apply(None, *arguments, impl)
         return y
-    return IMPLS[impl].forward(x, blocks, order, d_in, d_out, bias, residual_scale, out_features)
+    return IMPLS[impl].forward(*arguments)
 
 
 def _keys(tensor: Tensor) -> int:
@@ -161,8 +148,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, *needs, _, _ = ctx.needs_input_grad
-        del needs[2]  # the order
+        _, of_x, of_blocks, _, *of_others, _, _ = ctx.needs_input_grad
+        needs = [of_x, of_blocks, *of_others]
         x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
         inputs = (grad, x, blocks, ctx.order, d_in, d_out, residual_scale, needs)
         if ctx.is_direct and not torch.is_grad_enabled() and is_ordinary(grad):
