@@ -80,16 +80,9 @@ class Coeffs {
   // The gradients of the parameters, from the sums that each thread has of the gradients of the coefficients. They are
   // added up in the order of the threads, so that the result is the same on every run.
   void collect(const std::vector<T*>& sums, const Parameters& gradients, int32_t threads) const {
-    const bool large = plan_.stages() * stage_size() > 32768;
+    const bool large = plan_.stages() * stage_size() > 8192;
 #pragma omp parallel for num_threads(threads) schedule(static) if (large)
-    for (int32_t l = 0; l < plan_.stages(); ++l) {
-      T* total = sums[0] + l * stage_size();
-      for (size_t t = 1; t < sums.size(); ++t) {
-        const T* sum = sums[t] + l * stage_size();
-        for (int64_t k = 0; k < stage_size(); ++k) total[k] += sum[k];
-      }
-      collect_stage(l, total, gradients);
-    }
+    for (int32_t l = 0; l < plan_.stages(); ++l) collect_stage(l, sums, gradients);
   }
 
  private:
@@ -137,9 +130,15 @@ class Coeffs {
     for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes)
       for (int row = 0; row < count; ++row) L::store(to + row * kLanes, L::load(from + row * half_ + p));
   }
-  void unpack_rows(const T* from, T* to, int count) const {
-    for (int32_t p = 0; p < half_; p += kLanes, from += 4 * kLanes)
-      for (int row = 0; row < count; ++row) L::store(to + row * half_ + p, L::load(from + row * kLanes));
+
+  static auto total(const std::vector<T*>& sums, int64_t at) {
+    auto numbers = L::load(sums[0] + at);
+    for (size_t t = 1; t < sums.size(); ++t) numbers += L::load(sums[t] + at);
+    return numbers;
+  }
+  void unpack_rows(const std::vector<T*>& sums, int64_t at, T* to, int count) const {
+    for (int32_t p = 0; p < half_; p += kLanes, at += 4 * kLanes)
+      for (int row = 0; row < count; ++row) L::store(to + row * half_ + p, total(sums, at + row * kLanes));
   }
 
   void pack_with_diagonals(int32_t l) const {
@@ -154,12 +153,6 @@ class Coeffs {
       L::store(to + 2 * kLanes, oj * L::load(rows + 2 * half_ + p) * si);
       L::store(to + 3 * kLanes, oj * L::load(rows + 3 * half_ + p) * sj);
     }
-  }
-
-  // Where pair k of a unit has its first member.
-  template <int kStride>
-  static constexpr int lane(int k) {
-    return k / kStride * 2 * kStride + k % kStride;
   }
 
   // The numbers of pairs, at the lanes of their first and at the lanes of their second members.
@@ -184,50 +177,58 @@ class Coeffs {
     }
   }
 
-  template <int kStride>
-  void deinterleave(const T* from, T* to) const {
-    T *a = to, *b = a + half_, *c = b + half_, *d = c + half_;
-    for (int32_t i = 0; i < plan_.even(); i += kLanes, from += 2 * kLanes)
-      for (int k = 0; k < kLanes / 2; ++k) {
-        const int first = lane<kStride>(k), second = first + kStride, number = i / 2 + k;
-        a[number] = from[first], b[number] = from[kLanes + first];
-        c[number] = from[kLanes + second], d[number] = from[second];
-      }
+  // The lanes of the pairs' first members, or of their second ones.
+  template <int kStride, int kMember, size_t... I>
+  static void store_members(T* to, typename L::Numbers numbers, std::index_sequence<I...>) {
+    constexpr auto lane = [](int pair) { return pair / kStride * 2 * kStride + pair % kStride + kMember * kStride; };
+    Lanes<T, kLanes / 2>::store(to, __builtin_shufflevector(numbers, numbers, lane(I)...));
   }
 
-  void collect_stage(int32_t l, T* total, const Parameters& gradients) const {
-    T* rows = copy(l);  // the coefficients themselves are no longer needed
+  template <int kStride>
+  void deinterleave(const std::vector<T*>& sums, int64_t at, T* to) const {
+    T *a = to, *b = a + half_, *c = b + half_, *d = c + half_;
+    for (int32_t k = 0; k < half_; k += kLanes / 2, at += 2 * kLanes) {
+      constexpr auto pairs = std::make_index_sequence<kLanes / 2>{};
+      const auto p = total(sums, at), q = total(sums, at + kLanes);
+      store_members<kStride, 0>(a + k, p, pairs), store_members<kStride, 1>(d + k, p, pairs);
+      store_members<kStride, 0>(b + k, q, pairs), store_members<kStride, 1>(c + k, q, pairs);
+    }
+  }
+
+  void collect_stage(int32_t l, const std::vector<T*>& sums, const Parameters& gradients) const {
+    T* blocks = static_cast<T*>(gradients.blocks);
+    if (blocks) blocks += int64_t{l} * (rotation_ ? 1 : 4) * plan_.pairs();
+    const bool as_they_are = blocks && !rotation_ && !is_end(l) && plan_.n() % 2 == 0;
+    T* const rows = as_they_are ? blocks : copy(l);  // the coefficients themselves are no longer needed
     if (layout_.stride[l])
-      with_stride<kLanes>(layout_.stride[l], [&](auto stride) { deinterleave<stride()>(total, rows); });
+      with_stride<kLanes>(layout_.stride[l], [&](auto stride) { deinterleave<stride()>(sums, l * stage_size(), rows); });
     else
-      unpack_rows(total, rows, kind(l) == Kind::rotation ? 2 : 4);
-    total = rows;
-    if (is_end(l)) take_out_diagonals(l, total, gradients);
+      unpack_rows(sums, l * stage_size(), rows, kind(l) == Kind::rotation ? 2 : 4);
+    if (as_they_are) return;
+    if (is_end(l)) take_out_diagonals(l, rows, gradients);
     if (l >= plan_.given_stages()) return;
     T* residual_scale = static_cast<T*>(gradients.residual_scale);
     if (rotation_) {
       const T *cos = parameter_rows(l), *sin = cos + plan_.pairs();
       const bool general = kind(l) != Kind::rotation;
-      const T *a = total, *b = a + half_, *c = b + half_, *d = c + half_;
+      const T *a = rows, *b = a + half_, *c = b + half_, *d = c + half_;
       if (residual_scale && plan_.n() % 2) residual_scale[l] = general ? a[half_ - 1] : b[half_ - 1];
-      if (!gradients.blocks) return;
-      T* angles = static_cast<T*>(gradients.blocks) + int64_t{l} * plan_.pairs();
+      if (!blocks) return;
       for (int32_t p = 0; p < plan_.pairs(); ++p) {
         const T across = general ? c[p] - b[p] : a[p], along = general ? a[p] + d[p] : b[p];
-        angles[p] = cos[p] * across - sin[p] * along;
+        blocks[p] = cos[p] * across - sin[p] * along;
       }
     } else {
-      if (residual_scale && plan_.n() % 2) residual_scale[l] = total[half_ - 1];
-      if (!gradients.blocks) return;
-      T* blocks = static_cast<T*>(gradients.blocks) + int64_t{l} * 4 * plan_.pairs();
-      for (int row = 0; row < 4; ++row) std::copy_n(total + row * half_, plan_.pairs(), blocks + int64_t{row} * plan_.pairs());
+      if (residual_scale && plan_.n() % 2) residual_scale[l] = rows[half_ - 1];
+      if (!blocks) return;
+      for (int row = 0; row < 4; ++row) std::copy_n(rows + row * half_, plan_.pairs(), blocks + int64_t{row} * plan_.pairs());
     }
   }
 
   // From the gradients of a block with the diagonals to those of the block without them, in place, and of the diagonals.
-  void take_out_diagonals(int32_t l, T* total, const Parameters& gradients) const {
+  void take_out_diagonals(int32_t l, T* rows, const Parameters& gradients) const {
     const T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
-    T *ga = total, *gb = ga + half_, *gc = gb + half_, *gd = gc + half_;
+    T *ga = rows, *gb = ga + half_, *gc = gb + half_, *gd = gc + half_;
     T* d_in = l == 0 ? static_cast<T*>(gradients.d_in) : nullptr;
     T* d_out = l == plan_.stages() - 1 ? static_cast<T*>(gradients.d_out) : nullptr;
     const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;

@@ -113,8 +113,8 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
     const auto whole = std::count(layout.stride.begin() + first, layout.stride.begin() + last, 0);
     return whole + (whole < last - first) + 1;
   };
-  const bool is_one_group = copies(0, stages_) * units <= budget.everything;
-  for (int32_t first = 0, last; first < stages_; first = last) {
+  const bool is_one_group = copies(budget.first_stage, stages_) * units <= budget.everything;
+  for (int32_t first = budget.first_stage, last; first < stages_; first = last) {
     std::iota(root.begin(), root.end(), 0);
     std::fill(size.begin(), size.end(), 1);
     std::vector<int32_t> root_before = root;

@@ -48,9 +48,11 @@ struct Budget {
   int64_t component;   // what a component may take; a single stage may take more
   int64_t everything;  // if all stages on the whole width take no more than this, they are one group
   bool keeps_stages;   // whether the input of every stage and a gradient are kept, or one copy is worked on
+  int32_t first_stage;  // those before it are computed otherwise
 
   bool operator==(const Budget& other) const {
-    return component == other.component && everything == other.everything && keeps_stages == other.keeps_stages;
+    return component == other.component && everything == other.everything && keeps_stages == other.keeps_stages &&
+           first_stage == other.first_stage;
   }
 };
 
@@ -73,6 +75,9 @@ class Plan {
 
   // How many neighbouring coordinates share a vector of `width` numbers.
   int32_t lanes(int32_t width) const { return vectors(width).lanes; }
+
+  // Their strides, as in Layout.
+  const std::vector<int32_t>& stride(int32_t width) const { return vectors(width).stride; }
 
   // The layout for vectors of `width` numbers.
   const Layout& layout(int32_t width, const Budget& budget) const;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "coeffs.h"
+#include "entry.h"
 #include "kernel.h"
 #include "scratch.h"
 #include "stages.h"
@@ -46,6 +47,7 @@ class Run {
   Run(const Call& call, bool backward)
       : call_(call),
         plan_(*call.plan),
+        enters_(Entry<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
         depth_(choose_depth(call)),
         layout_(plan_.layout(Simd<T>::width, budget(backward))),
         mover_(plan_.n(), layout_.units * kLanes),
@@ -111,8 +113,9 @@ class Run {
   // anything twice.
   Budget budget(bool backward) const {
     const int64_t unit_bytes = depth_ * kVectorBytes;
-    if (!backward) return {kForwardComponentBytes / unit_bytes, 0, false};
-    return {kBackwardComponentBytes / unit_bytes, kKeptBytes / unit_bytes, true};
+    const int32_t first_stage = enters_ ? kEntryStages : 0;
+    if (!backward) return {kForwardComponentBytes / unit_bytes, 0, false, first_stage};
+    return {kBackwardComponentBytes / unit_bytes, kKeptBytes / unit_bytes, true, first_stage};
   }
 
   static int32_t choose_depth(const Call& call) {
@@ -217,9 +220,17 @@ class Run {
     steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? to : from; });
   }
 
+  Entry<S, T, kLanes> entry() const { return {coeffs_.of(0), coeffs_.stage_size(), layout_.units}; }
+
+  void read_input(const Tile<T>& tile, Workspace<T>& work) const {
+    if constexpr (Entry<S, T, kLanes>::exists)
+      if (enters_) return entry().read(call_.x, work.start, work.count, tile);
+    mover_.read(call_.x, work.start, work.count, call_.in_features, tile, work.buffer, nullptr);
+  }
+
   void tile_forward(Workspace<T>& work) const {
     const Tile<T>& z = work.kept[0];
-    mover_.read(call_.x, work.start, work.count, call_.in_features, z, work.buffer, nullptr);
+    read_input(z, work);
     for (size_t k = 0; k < layout_.groups.size(); ++k)
       for (const Component& component : layout_.groups[k].components) {
         const Units<T> units = locate(component, z, work.from);
@@ -230,9 +241,9 @@ class Run {
   }
 
   void tile_backward(Workspace<T>& work) const {
-    const auto& groups = layout_.groups;
-    if (wants_parameters_) {
-      mover_.read(call_.x, work.start, work.count, call_.in_features, work.kept[0], work.buffer, nullptr);
+    const auto& groups = layout_.groups;  // none, if the entry is all there is
+    if (wants_parameters_ && !groups.empty()) {
+      read_input(work.kept[0], work);
       for (size_t k = 0; k + 1 < groups.size(); ++k)
         for (const Component& component : groups[k].components)
           group_forward(k, component, locate(component, work.kept[k], work.from),
@@ -242,6 +253,10 @@ class Run {
     if (!wants_rest_) return;
     for (size_t k = groups.size(); k-- > 0;)
       for (const Component& component : groups[k].components) group_backward(k, component, work);
+    if constexpr (Entry<S, T, kLanes>::exists)
+      if (enters_)
+        return entry().write_back(work.gradient, call_.x, wants_parameters_ ? work.coeff_gradients : nullptr, call_.grad_x,
+                                  work.start, work.count);
     if (call_.grad_x.data)
       mover_.write(work.gradient, nullptr, call_.grad_x, work.start, work.count, call_.in_features, work.buffer);
   }
@@ -269,6 +284,7 @@ class Run {
 
   const Call& call_;
   const Plan& plan_;
+  const bool enters_;
   const int32_t depth_;
   const Layout& layout_;
   const Mover<S, T, kLanes> mover_;

@@ -30,6 +30,7 @@ struct Stage {
   int32_t depth;
 
   const T* of_pair(const Pair& pair) const { return coeffs + pair.number * step; }
+  int64_t place_of_unit(int32_t unit, int lanes) const { return int64_t{2} * lanes * unit_list[unit]; }
 };
 
 // Pointers to the units of the component, `depth` vectors each.
@@ -155,68 +156,66 @@ inline Vector<T> crossed(Vector<T> p, Vector<T> q, Vector<T> z) {
   return p * z + q * exchange<kStride, T>(z);
 }
 
+// The blocks inside a unit, at one stage or at several in a row: their coefficients, and the sums that become their
+// gradients.
+template <class T, int kLanes, int... kStrides>
+struct InsideBlock {
+  static constexpr int count = sizeof...(kStrides);
+  static constexpr int strides[] = {kStrides...};
+  Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};
+
+  [[gnu::always_inline]] InsideBlock(const T* coeffs, int64_t stage_size) {
+    for (int s = 0; s < count; ++s, coeffs += stage_size) p[s] = spread<kLanes>(coeffs), q[s] = spread<kLanes>(coeffs + kLanes);
+  }
+
+  template <int kStages = count>
+  [[gnu::always_inline]] Vector<T> forward(Vector<T> z) const {
+    if constexpr (kStages > 0) z = crossed<T, strides[kStages - 1]>(p[kStages - 1], q[kStages - 1], forward<kStages - 1>(z));
+    return z;
+  }
+
+  // From the gradient of the output to that of the input z.
+  template <bool kParameters, int kStages = count>
+  [[gnu::always_inline]] Vector<T> backward(Vector<T> z, Vector<T> g) {
+    if constexpr (kStages > 0) {
+      constexpr int s = kStages - 1;
+      if constexpr (kParameters) {
+        const Vector<T> input = forward<s>(z);
+        gp[s] += g * input;
+        gq[s] += g * exchange<strides[s], T>(input);
+      }
+      g = backward<kParameters, s>(z, crossed<T, strides[s]>(p[s], exchange<strides[s], T>(q[s]), g));
+    }
+    return g;
+  }
+
+  [[gnu::always_inline]] void add_gradients_to(T* packed, int64_t stage_size) const {
+    for (int s = 0; s < count; ++s, packed += stage_size) {
+      const Vector<T> sums[] = {gp[s], gq[s]};
+      add_folded<kLanes, T>(packed, sums);
+    }
+  }
+};
+
 template <class T, int kLanes, int... kStrides>
 void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
-  constexpr int count = sizeof...(kStrides);
   for (int32_t unit = 0; unit < stage.units; ++unit) {
-    Vector<T> p[count], q[count];
-    for (int s = 0; s < count; ++s) {
-      const T* of_stage = stage.coeffs + stage.stage_size * s + int64_t{2} * kLanes * stage.unit_list[unit];
-      p[s] = spread<kLanes>(of_stage), q[s] = spread<kLanes>(of_stage + kLanes);
-    }
+    const InsideBlock<T, kLanes, kStrides...> block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = from[unit];
     Vector<T>* y = to[unit];
 #pragma GCC unroll 4
-    for (int32_t r = 0; r < stage.depth; ++r) {
-      auto z = x[r];
-      int s = 0;
-      ((z = crossed<T, kStrides>(p[s], q[s], z), ++s), ...);
-      y[r] = z;
-    }
+    for (int32_t r = 0; r < stage.depth; ++r) y[r] = block.forward(x[r]);
   }
-}
-
-template <class T, int kStride, bool kParameters>
-inline Vector<T> crossed_back(Vector<T> p, Vector<T> q, Vector<T> z, Vector<T> g, Vector<T>& gp, Vector<T>& gq) {
-  if constexpr (kParameters) {
-    gp += g * z;
-    gq += g * exchange<kStride, T>(z);
-  }
-  return p * g + exchange<kStride, T>(q * g);
 }
 
 template <class T, int kLanes, bool kParameters, int... kStrides>
 void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
-  constexpr int count = sizeof...(kStrides);
-  constexpr int strides[] = {kStrides...};
   for (int32_t unit = 0; unit < stage.units; ++unit) {
-    const int64_t at = int64_t{2} * kLanes * stage.unit_list[unit];
-    Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};
-    for (int s = 0; s < count; ++s) {
-      p[s] = spread<kLanes>(stage.coeffs + s * stage.stage_size + at);
-      q[s] = spread<kLanes>(stage.coeffs + s * stage.stage_size + at + kLanes);
-    }
+    InsideBlock<T, kLanes, kStrides...> block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = kParameters ? z[unit] : nullptr;
-    Vector<T>* gy = g[unit];
-    for (int32_t r = 0; r < stage.depth; ++r) {
-      auto gradient = gy[r];
-      Vector<T> inputs[count] = {};
-      if constexpr (kParameters) {
-        inputs[0] = x[r];
-        if constexpr (count > 1) inputs[1] = crossed<T, strides[0]>(p[0], q[0], inputs[0]);
-        if constexpr (count > 2) inputs[2] = crossed<T, strides[1]>(p[1], q[1], inputs[1]);
-      }
-      if constexpr (count > 2)
-        gradient = crossed_back<T, strides[2], kParameters>(p[2], q[2], inputs[2], gradient, gp[2], gq[2]);
-      if constexpr (count > 1)
-        gradient = crossed_back<T, strides[1], kParameters>(p[1], q[1], inputs[1], gradient, gp[1], gq[1]);
-      gy[r] = crossed_back<T, strides[0], kParameters>(p[0], q[0], inputs[0], gradient, gp[0], gq[0]);
-    }
-    if constexpr (kParameters)
-      for (int s = 0; s < count; ++s) {
-        const Vector<T> sums[] = {gp[s], gq[s]};
-        add_folded<kLanes, T>(stage.gradients + s * stage.stage_size + at, sums);
-      }
+    for (int32_t r = 0; r < stage.depth; ++r)
+      g[unit][r] = block.template backward<kParameters>(kParameters ? x[r] : Vector<T>{}, g[unit][r]);
+    if constexpr (kParameters) block.add_gradients_to(stage.gradients + stage.place_of_unit(unit, kLanes), stage.stage_size);
   }
 }
 
