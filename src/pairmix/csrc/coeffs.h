@@ -48,7 +48,7 @@ class Coeffs {
 
   Kind kind(int32_t l) const {
     if (layout_.stride[l]) return Kind::inside;
-    return rotation_ && !is_end(l) ? Kind::rotation : Kind::general;
+    return rotation_ && !is_end(l) && plan_.n() % 2 == 0 ? Kind::rotation : Kind::general;
   }
   bool is_read_in_place(int32_t l) const { return reads_in_place_ && !layout_.stride[l] && !is_end(l); }
   const T* of(int32_t l) const { return is_read_in_place(l) ? parameter_rows(l) : copy(l); }
@@ -73,7 +73,7 @@ class Coeffs {
       else if (is_end(l))
         pack_with_diagonals(l);
       else
-        pack_rows(plain(l), copy(l), rows());
+        pack_rows(plain(l), copy(l), kind(l) == Kind::rotation ? 2 : 4);
     }
   }
 
@@ -198,29 +198,24 @@ class Coeffs {
   void collect_stage(int32_t l, const std::vector<T*>& sums, const Parameters& gradients) const {
     T* blocks = static_cast<T*>(gradients.blocks);
     if (blocks) blocks += int64_t{l} * (rotation_ ? 1 : 4) * plan_.pairs();
-    const bool as_they_are = blocks && !rotation_ && !is_end(l) && plan_.n() % 2 == 0;
+    const bool as_they_are = blocks && !is_end(l) && plan_.n() % 2 == 0 && (!rotation_ || kind(l) == Kind::rotation);
     T* const rows = as_they_are ? blocks : copy(l);  // the coefficients themselves are no longer needed
     if (layout_.stride[l])
       with_stride<kLanes>(layout_.stride[l], [&](auto stride) { deinterleave<stride()>(sums, l * stage_size(), rows); });
     else
-      unpack_rows(sums, l * stage_size(), rows, kind(l) == Kind::rotation ? 2 : 4);
+      unpack_rows(sums, l * stage_size(), rows, kind(l) == Kind::rotation ? 1 : 4);
     if (as_they_are) return;
     if (is_end(l)) take_out_diagonals(l, rows, gradients);
     if (l >= plan_.given_stages()) return;
     T* residual_scale = static_cast<T*>(gradients.residual_scale);
+    if (residual_scale && plan_.n() % 2) residual_scale[l] = rows[half_ - 1];
+    if (!blocks) return;
     if (rotation_) {
+      // cos * across - sin * along, with across = g2 x1 - g1 x2 and along = g1 x1 + g2 x2
       const T *cos = parameter_rows(l), *sin = cos + plan_.pairs();
-      const bool general = kind(l) != Kind::rotation;
       const T *a = rows, *b = a + half_, *c = b + half_, *d = c + half_;
-      if (residual_scale && plan_.n() % 2) residual_scale[l] = general ? a[half_ - 1] : b[half_ - 1];
-      if (!blocks) return;
-      for (int32_t p = 0; p < plan_.pairs(); ++p) {
-        const T across = general ? c[p] - b[p] : a[p], along = general ? a[p] + d[p] : b[p];
-        blocks[p] = cos[p] * across - sin[p] * along;
-      }
+      for (int32_t p = 0; p < plan_.pairs(); ++p) blocks[p] = cos[p] * (c[p] - b[p]) - sin[p] * (a[p] + d[p]);
     } else {
-      if (residual_scale && plan_.n() % 2) residual_scale[l] = rows[half_ - 1];
-      if (!blocks) return;
       for (int row = 0; row < 4; ++row) std::copy_n(rows + row * half_, plan_.pairs(), blocks + int64_t{row} * plan_.pairs());
     }
   }

@@ -53,7 +53,8 @@ struct GeneralBlock {
   Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return a * g1 + c * g2; }
   Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return b * g1 + d * g2; }
 
-  void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2) {
+  // x are inputs, g the gradients of outputs, h those of inputs.
+  void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2, Vector<T>, Vector<T>) {
     ga += g1 * x1;
     gb += g1 * x2;
     gc += g2 * x1;
@@ -65,10 +66,10 @@ struct GeneralBlock {
   }
 };
 
-// The gradient of an angle is cos * across - sin * along, with across = g2 x1 - g1 x2 and along = g1 x1 + g2 x2.
+// A turn of y is the same turn of x, so the gradient of the angle is x cross h, where h is the gradient of x: g turned back.
 template <class T, int kLanes>
 struct RotationBlock {
-  Vector<T> cos, sin, across{}, along{};
+  Vector<T> cos, sin, angle{};
 
   RotationBlock(const T* coeffs, int64_t row) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + row)) {}
 
@@ -77,14 +78,12 @@ struct RotationBlock {
   Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g1 + sin * g2; }
   Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - sin * g1; }
 
-  void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2) {
-    across += g2 * x1;
-    across -= g1 * x2;
-    along += g1 * x1;
-    along += g2 * x2;
+  void add(Vector<T> x1, Vector<T> x2, Vector<T>, Vector<T>, Vector<T> h1, Vector<T> h2) {
+    angle += h2 * x1;
+    angle -= h1 * x2;
   }
   void add_gradients_to(T* packed) const {
-    const Vector<T> sums[] = {across, along};
+    const Vector<T> sums[] = {angle};
     add_folded<kLanes, T>(packed, sums);
   }
 };
@@ -141,10 +140,9 @@ void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
 #pragma GCC unroll 2
     for (int32_t r = 0; r < stage.depth; ++r) {
       const auto first = g1[r], second = g2[r];
-      if constexpr (kParameters) block.add(x1[r], x2[r], first, second);
-      if (!stage.goes_on) continue;
-      g1[r] = block.first_transposed(first, second);
-      g2[r] = block.second_transposed(first, second);
+      const auto h1 = block.first_transposed(first, second), h2 = block.second_transposed(first, second);
+      if constexpr (kParameters) block.add(x1[r], x2[r], first, second, h1, h2);
+      if (stage.goes_on) g1[r] = h1, g2[r] = h2;
     }
     if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
   }
