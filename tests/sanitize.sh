@@ -32,7 +32,7 @@ with_sanitized_kernels() {
 }
 
 build_with_thread_sanitizer() {
-  "$1" -std=gnu++17 -O1 -g -fopenmp -fsanitize=thread -Wno-psabi -DPAIRMIX_TARGET=baseline -DPAIRMIX_VECTOR_BYTES=16 \
+  "$1" -std=gnu++17 -O1 -g -fopenmp -fsanitize=thread -Wno-psabi -DPAIRMIX_TARGET=baseline -DPAIRMIX_VECTOR_BYTES=32 \
     -I$csrc tests/native/threads.cpp $csrc/plan.cpp $csrc/kernel.cpp -o "$build/threads"
 }
 

@@ -110,8 +110,8 @@ int main(int argc, char** argv) {
   int different = 0, layers = 0;
   for (const bool rotation : {false, true})
     for (const int64_t rows : {1, 7, 200}) {
-      // Wide enough, at one row, that the parameters too are packed on several threads.
-      const int32_t wide = rows == 1 ? 2048 : 64, odd = rows == 1 ? 1999 : 61, stages = 11;
+      // A few rows are so wide that threads share them.
+      const int32_t wide = rows < 16 ? 16384 : 64, odd = rows == 1 ? 1999 : 61, stages = 11;
       for (const Layer& layer : {Layer{wide, stages, rows, rotation, butterfly(wide, stages)},
                                  Layer{odd, stages, rows, rotation, random_matchings(odd, stages)}}) {
         ++layers;

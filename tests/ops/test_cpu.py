@@ -68,17 +68,29 @@ def test_fewer_threads_than_asked_for():
 import torch
 from pairmix import SPMLinear
 torch.manual_seed(0)
-layer, x = SPMLinear(64, 64), torch.randn(200, 64)
-def gradients():
+def gradients(layer, x):
     return torch.autograd.grad(layer(x).sin().sum(), list(layer.parameters()))
+gradients(SPMLinear(512, 512), torch.randn(400, 512))  # leaves memory that is not zero
+layer, x = SPMLinear(64, 64), torch.randn(200, 64)
 torch.set_num_threads(1)
-expected = gradients()
+expected = gradients(layer, x)
 torch.set_num_threads(2)  # but OpenMP may use one only
-torch.testing.assert_close(gradients(), expected)
+torch.testing.assert_close(gradients(layer, x), expected)
 """
     limited = {**os.environ, "OMP_THREAD_LIMIT": "1"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=limited)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("shape", [(32768, 32768), (32767, 32767), (20000, 32768), (32768, 20000), (10000, 9000)])
+def test_threads_share_large_coefficients(threads, shape, count):
+    threads(count)
+    for block, rows in (("general", 21), ("rotation", 2)):
+        layer, x = SPMLinear(*shape, block=block), torch.randn(rows, shape[0], requires_grad=True)
+        got = step(layer, x)
+        layer.impl = "reference"
+        torch.testing.assert_close(got, step(layer, x), rtol=1e-4, atol=1e-5)
 
 
 def test_calls_from_many_threads_at_once(threads):

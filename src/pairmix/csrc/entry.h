@@ -9,6 +9,7 @@
 
 #include "halves.h"
 #include "kernel.h"
+#include "scratch.h"
 #include "stages.h"
 #include "tiles.h"
 
@@ -32,23 +33,24 @@ class Entry {
 
   Entry(const T* coeffs, int64_t stage_size, int32_t units) : coeffs_(coeffs), stage_size_(stage_size), units_(units) {}
 
-  void read(const Rows& x, int64_t start, int64_t count, const Tile<T>& tile) const {
+  void read(const Rows& x, int64_t start, int64_t count, const Tile<T>& tile, const Share& share) const {
     in_blocks(count, [&](int64_t first, auto together) {
       const S* from = row<const S>(x, start + first);
-      for (int32_t unit = 0; unit < units_; ++unit, from += kLanes) {
+      for (int64_t unit = share.begin(units_); unit < share.end(units_); ++unit) {
         const Block block(coeffs_ + place(unit), stage_size_);
         Vector<T>* to = tile.unit(unit) + first;
-        for (int k = 0; k < together; ++k) to[k] = block.forward(load_widened<S, T>(from + k * x.row_stride));
+        for (int k = 0; k < together; ++k) to[k] = block.forward(load_widened<S, T>(from + k * x.row_stride + unit * kLanes));
       }
     });
   }
 
   // `tile` has the gradients behind the entry; those of its coefficients are added to `gradients`, and `grad_x` is written,
   // if they are not null.
-  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count) const {
-    if (gradients && grad_x.data) return write_back<true, true>(tile, x, gradients, grad_x, start, count);
-    if (gradients) return write_back<true, false>(tile, x, gradients, grad_x, start, count);
-    write_back<false, true>(tile, x, gradients, grad_x, start, count);
+  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count,
+                  const Share& share) const {
+    if (gradients && grad_x.data) return write_back<true, true>(tile, x, gradients, grad_x, start, count, share);
+    if (gradients) return write_back<true, false>(tile, x, gradients, grad_x, start, count, share);
+    write_back<false, true>(tile, x, gradients, grad_x, start, count, share);
   }
 
  private:
@@ -58,7 +60,7 @@ class Entry {
   static Number* row(const Rows& rows, int64_t number) {
     return static_cast<Number*>(rows.data) + number * rows.row_stride;
   }
-  static int64_t place(int32_t unit) { return int64_t{2} * kLanes * unit; }
+  static int64_t place(int64_t unit) { return 2 * kLanes * unit; }
 
   template <class F>
   static void in_blocks(int64_t count, F f) {
@@ -68,11 +70,12 @@ class Entry {
   }
 
   template <bool kParameters, bool kInput>
-  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count) const {
+  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count,
+                  const Share& share) const {
     in_blocks(count, [&](int64_t first, auto together) {
       const S* input = kParameters ? row<const S>(x, start + first) : nullptr;
       S* to = kInput ? row<S>(grad_x, start + first) : nullptr;
-      for (int32_t unit = 0; unit < units_; ++unit) {
+      for (int64_t unit = share.begin(units_); unit < share.end(units_); ++unit) {
         Block block(coeffs_ + place(unit), stage_size_);
         const Vector<T>* g = tile.unit(unit) + first;
         for (int k = 0; k < together; ++k) {

@@ -47,7 +47,7 @@ class Pool {
     int64_t bytes;
   };
   static constexpr int64_t kLarge = 128 << 10;
-  static constexpr int64_t kMostKept = int64_t{128} << 20;
+  static constexpr int64_t kMostKept = int64_t{256} << 20;
   std::mutex mutex_;
   std::vector<Free> free_;
   int64_t kept_ = 0;

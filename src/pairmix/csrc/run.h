@@ -25,12 +25,18 @@ constexpr int64_t kBackwardComponentBytes = 40 << 10;
 constexpr int64_t kKeptBytes = 256 << 10;
 constexpr int32_t kDeepest = 16;  // vectors below each other; more would not make better use of the coefficients
 
+// Threads take rows of their own, unless there are more coefficients than this: then each takes its part of the width, of
+// all rows. Coefficients and the sums of their gradients so stay in the L3 cache, and a single row has work for all threads.
+constexpr int64_t kSharedBytes = 2 << 20;
+constexpr int64_t kSharedBytesOfFewRows = 512 << 10;
+
 thread_local Arena arena;  // one for all kinds of calls that this thread makes
 
 // What a thread works with.
 template <class T>
 struct Workspace {
-  int64_t start, count;  // the rows of the tile at hand
+  Share share;           // of the tile at hand
+  int64_t start, count;  // its rows
   int32_t depth;
   std::vector<Tile<T>> kept;  // the input of every group
   Tile<T> gradient;
@@ -48,6 +54,7 @@ class Run {
       : call_(call),
         plan_(*call.plan),
         enters_(Entry<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
+        shares_(shares(call)),
         depth_(choose_depth(call)),
         layout_(plan_.layout(Simd<T>::width, budget(backward))),
         mover_(plan_.n(), layout_.units * kLanes),
@@ -55,7 +62,7 @@ class Run {
         backward_(backward) {
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
     tiles_ = (call.rows + rows_per_tile_ - 1) / rows_per_tile_;
-    threads_ = static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, call.threads));
+    threads_ = shares_ ? call.threads : static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, call.threads));
     const Parameters& g = call.gradients;
     wants_parameters_ = backward && (g.blocks || g.d_in || g.d_out || g.residual_scale);
     wants_rest_ = !backward || wants_parameters_ || call.grad_x.data;
@@ -68,14 +75,7 @@ class Run {
 
   void forward() {
 #pragma omp parallel num_threads(threads_)
-    {
-      Workspace<T>& work = workspaces_[omp_get_thread_num()];
-#pragma omp for schedule(static)
-      for (int64_t t = 0; t < tiles_; ++t) {
-        begin(t, work);
-        tile_forward(work);
-      }
-    }
+    each_tile([this](Workspace<T>& work) { tile_forward(work); });
   }
 
   void backward() {
@@ -85,14 +85,7 @@ class Run {
     {
 #pragma omp master
       team = omp_get_num_threads();
-      Workspace<T>& work = workspaces_[omp_get_thread_num()];
-      if (wants_parameters_) std::fill(work.coeff_gradients, work.coeff_gradients + plan_.stages() * coeffs_.stage_size(), T(0));
-      if (bias_gradient) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
-#pragma omp for schedule(static)
-      for (int64_t t = 0; t < tiles_; ++t) {
-        begin(t, work);
-        tile_backward(work);
-      }
+      each_tile([this](Workspace<T>& work) { tile_backward(work); });
     }
     // Summed in the order of the threads, so that the result is the same on every run.
     workspaces_.resize(team);
@@ -103,12 +96,50 @@ class Run {
       }
     if (wants_parameters_) {
       std::vector<T*> coeff_gradients;
-      for (const Workspace<T>& work : workspaces_) coeff_gradients.push_back(work.coeff_gradients);
+      for (const Workspace<T>& work : workspaces_)
+        if (!shares_ || coeff_gradients.empty()) coeff_gradients.push_back(work.coeff_gradients);
       coeffs_.collect(coeff_gradients, call_.gradients, call_.threads);
     }
   }
 
  private:
+  // What a thread does: its share of the tiles, or of every tile.
+  template <class F>
+  void each_tile(F f) {
+    const Share mine{omp_get_thread_num(), omp_get_num_threads()}, everything{};
+    const Share tiles = shares_ ? everything : mine;
+    Workspace<T>& work = workspaces_[mine.member];
+    work.share = shares_ ? mine : everything;
+    const int64_t sums = wants_parameters_ ? plan_.stages() * coeffs_.stage_size() : 0;
+    std::fill(work.coeff_gradients + work.share.begin(sums), work.coeff_gradients + work.share.end(sums), T(0));
+    if (backward_ && call_.gradients.bias) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
+    wait_for_others(work);
+    for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
+      begin(t, work);
+      f(work);
+      wait_for_others(work);
+    }
+  }
+
+  static void wait_for_others(const Workspace<T>& work) {
+    if (work.share.team > 1) {
+#pragma omp barrier
+    }
+  }
+
+  template <class F>
+  static void each_component(const Group& group, const Workspace<T>& work, F f) {
+    const int64_t count = group.components.size();
+    for (int64_t k = work.share.begin(count); k < work.share.end(count); ++k) f(group.components[k]);
+    wait_for_others(work);
+  }
+
+  static bool shares(const Call& call) {
+    const int64_t coeffs = int64_t{call.plan->stages()} * 2 * call.plan->even();
+    const int64_t most = call.rows < kRowsWorthPacking ? kSharedBytesOfFewRows : kSharedBytes;
+    return kLanes > 1 && call.threads > 1 && coeffs * int64_t{sizeof(T)} > most;
+  }
+
   // Backward, if there is not much, the inputs of all stages are kept at once: in the L2 cache, but without computing
   // anything twice.
   Budget budget(bool backward) const {
@@ -118,11 +149,12 @@ class Run {
     return {kBackwardComponentBytes / unit_bytes, kKeptBytes / unit_bytes, true, first_stage};
   }
 
-  static int32_t choose_depth(const Call& call) {
+  int32_t choose_depth(const Call& call) const {
     constexpr int64_t together = Simd<T>::width / kLanes;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
     const int64_t fits = kTileBytes / (units * kVectorBytes);
-    const int64_t per_thread = (call.rows + call.threads * together - 1) / (call.threads * together);
+    const int64_t among = shares_ ? together : call.threads * together;
+    const int64_t per_thread = (call.rows + among - 1) / among;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (depth < kDeepest && 2 * depth <= std::max<int64_t>(fits, 8) && depth < per_thread) depth *= 2;
     return depth;
@@ -142,17 +174,19 @@ class Run {
     offset_ = parts.take<int32_t>(layout_.units);
     workspaces_.assign(threads_, {});
     for (Workspace<T>& work : workspaces_) {
+      const bool owns = !shares_ || &work == workspaces_.data();
+      if (!owns) work = workspaces_[0];
       const size_t kept = wants_parameters_ ? layout_.groups.size() : backward_ ? 0 : 1;
-      for (size_t k = 0; k < kept; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offset_});
+      for (size_t k = 0; k < kept && owns; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offset_});
       work.buffer = parts.take<T>(mover_.buffer_size());
       work.pointers.resize((2 + levels) * largest);
       work.from = work.pointers.data(), work.to = work.from + largest, work.levels = work.to + largest;
       Vector<T>* vectors = parts.take<Vector<T>>(levels * largest * depth_);
       for (int64_t k = 0; k < levels * largest; ++k) work.levels[k] = vectors + k * depth_;
       if (!backward_) continue;
-      work.gradient = {parts.take<Vector<T>>(tile), offset_};
+      if (owns) work.gradient = {parts.take<Vector<T>>(tile), offset_};
       if (call_.gradients.bias) work.bias_gradient = parts.take<T>(int64_t{layout_.units} * kLanes);
-      if (wants_parameters_) work.coeff_gradients = parts.take<T>(plan_.stages() * coeffs_.stage_size());
+      if (wants_parameters_ && owns) work.coeff_gradients = parts.take<T>(plan_.stages() * coeffs_.stage_size());
     }
   }
 
@@ -224,41 +258,47 @@ class Run {
 
   void read_input(const Tile<T>& tile, Workspace<T>& work) const {
     if constexpr (Entry<S, T, kLanes>::exists)
-      if (enters_) return entry().read(call_.x, work.start, work.count, tile);
-    mover_.read(call_.x, work.start, work.count, call_.in_features, tile, work.buffer, nullptr);
+      if (enters_) return entry().read(call_.x, work.start, work.count, tile, work.share);
+    mover_.read(call_.x, work.start, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
   }
 
   void tile_forward(Workspace<T>& work) const {
     const Tile<T>& z = work.kept[0];
     read_input(z, work);
+    wait_for_others(work);
     for (size_t k = 0; k < layout_.groups.size(); ++k)
-      for (const Component& component : layout_.groups[k].components) {
+      each_component(layout_.groups[k], work, [&](const Component& component) {
         const Units<T> units = locate(component, z, work.from);
         group_forward(k, component, units, units, work);
-      }
+      });
     mover_.write(z, static_cast<const T*>(call_.parameters.bias), call_.y, work.start, work.count, call_.out_features,
-                 work.buffer);
+                 work.buffer, work.share);
   }
 
   void tile_backward(Workspace<T>& work) const {
     const auto& groups = layout_.groups;  // none, if the entry is all there is
     if (wants_parameters_ && !groups.empty()) {
       read_input(work.kept[0], work);
+      wait_for_others(work);
       for (size_t k = 0; k + 1 < groups.size(); ++k)
-        for (const Component& component : groups[k].components)
+        each_component(groups[k], work, [&](const Component& component) {
           group_forward(k, component, locate(component, work.kept[k], work.from),
                         locate(component, work.kept[k + 1], work.to), work);
+        });
     }
-    mover_.read(call_.grad, work.start, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient);
+    mover_.read(call_.grad, work.start, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient,
+                work.share);
+    wait_for_others(work);
     if (!wants_rest_) return;
     for (size_t k = groups.size(); k-- > 0;)
-      for (const Component& component : groups[k].components) group_backward(k, component, work);
+      each_component(groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
     if constexpr (Entry<S, T, kLanes>::exists)
       if (enters_)
         return entry().write_back(work.gradient, call_.x, wants_parameters_ ? work.coeff_gradients : nullptr, call_.grad_x,
-                                  work.start, work.count);
+                                  work.start, work.count, work.share);
     if (call_.grad_x.data)
-      mover_.write(work.gradient, nullptr, call_.grad_x, work.start, work.count, call_.in_features, work.buffer);
+      mover_.write(work.gradient, nullptr, call_.grad_x, work.start, work.count, call_.in_features, work.buffer,
+                   work.share);
   }
 
   // Computes the inputs of the group's steps again and walks back.
@@ -284,7 +324,7 @@ class Run {
 
   const Call& call_;
   const Plan& plan_;
-  const bool enters_;
+  const bool enters_, shares_;
   const int32_t depth_;
   const Layout& layout_;
   const Mover<S, T, kLanes> mover_;

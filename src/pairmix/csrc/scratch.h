@@ -1,4 +1,4 @@
-// Memory for the time of a call.
+// What a call's threads are given: memory for its time, and their share of the work.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,14 @@
 
 namespace pairmix {
 namespace {
+
+// The part of some work that a member of a team does.
+struct Share {
+  int64_t member = 0, team = 1;
+
+  int64_t begin(int64_t count) const { return count * member / team; }
+  int64_t end(int64_t count) const { return count * (member + 1) / team; }
+};
 
 // Memory that a thread keeps from call to call.
 class Arena {

@@ -10,6 +10,7 @@
 
 #include "halves.h"
 #include "kernel.h"
+#include "scratch.h"
 #include "simd.h"
 
 namespace pairmix {
@@ -93,10 +94,10 @@ class Mover {
   // Fill the tile with `count` rows from `start` on. Rows that fill up the last vectors are zero. `column_sums`, if not
   // null, gets the sum of each feature added.
   void read(const Rows& rows, int64_t start, int64_t count, int32_t features, const Tile<T>& tile, T* buffer,
-            T* column_sums) const {
+            T* column_sums, const Share& share) const {
     const S* data = static_cast<const S*>(rows.data) + start * rows.row_stride;
     const bool direct = features == n_ && rows.column_stride == 1;
-    in_blocks(count, [&](int64_t first, int together, auto vectors) {
+    in_blocks(count, share, [&](int64_t first, int together, auto vectors) {
       const S* row = data + first * rows.row_stride;
       if (direct) return read_block<vectors()>(row, rows.row_stride, together, n_, tile, first, column_sums);
       for (int k = 0; k < together; ++k) {
@@ -111,9 +112,9 @@ class Mover {
 
   // Write the first `count` rows of the tile to the rows from `start` on.
   void write(const Tile<T>& tile, const T* bias, const Rows& rows, int64_t start, int64_t count, int32_t features,
-             T* buffer) const {
+             T* buffer, const Share& share) const {
     S* data = static_cast<S*>(rows.data) + start * rows.row_stride;
-    in_blocks(count, [&](int64_t first, int together, auto vectors) {
+    in_blocks(count, share, [&](int64_t first, int together, auto vectors) {
       S* row = data + first * rows.row_stride;
       if (features == n_) return write_block<vectors()>(tile, first, bias, row, rows.row_stride, together, n_);
       write_block<vectors()>(tile, first, static_cast<const T*>(nullptr), buffer, padded_, together, padded_);
@@ -130,8 +131,10 @@ class Mover {
 
   // Calls f(first row, how many rows, how many vectors they fill) for blocks, then for vectors; the last may not be full.
   template <class F>
-  static void in_blocks(int64_t count, F f) {
-    int64_t first = 0;
+  static void in_blocks(int64_t count, const Share& share, F f) {
+    const int64_t blocks = (count + kRowsTogether - 1) / kRowsTogether;
+    int64_t first = share.begin(blocks) * kRowsTogether;
+    count = std::min(count, share.end(blocks) * kRowsTogether);
     for (; first + kRowsTogether <= count; first += kRowsTogether)
       f(first, kRowsTogether, std::integral_constant<int, kVectorsTogether>{});
     for (; first < count; first += rows_in_vector)
