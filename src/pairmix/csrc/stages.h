@@ -159,7 +159,10 @@ inline Vector<T> crossed(Vector<T> p, Vector<T> q, Vector<T> z) {
 template <class T, int kLanes, int... kStrides>
 struct InsideBlock {
   static constexpr int count = sizeof...(kStrides);
-  static constexpr int strides[] = {kStrides...};
+  static constexpr int stride(int s) {
+    const int all[] = {kStrides...};
+    return all[s];
+  }
   Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};
 
   [[gnu::always_inline]] InsideBlock(const T* coeffs, int64_t stage_size) {
@@ -168,7 +171,7 @@ struct InsideBlock {
 
   template <int kStages = count>
   [[gnu::always_inline]] Vector<T> forward(Vector<T> z) const {
-    if constexpr (kStages > 0) z = crossed<T, strides[kStages - 1]>(p[kStages - 1], q[kStages - 1], forward<kStages - 1>(z));
+    if constexpr (kStages > 0) z = crossed<T, stride(kStages - 1)>(p[kStages - 1], q[kStages - 1], forward<kStages - 1>(z));
     return z;
   }
 
@@ -180,9 +183,9 @@ struct InsideBlock {
       if constexpr (kParameters) {
         const Vector<T> input = forward<s>(z);
         gp[s] += g * input;
-        gq[s] += g * exchange<strides[s], T>(input);
+        gq[s] += g * exchange<stride(s), T>(input);
       }
-      g = backward<kParameters, s>(z, crossed<T, strides[s]>(p[s], exchange<strides[s], T>(q[s]), g));
+      g = backward<kParameters, s>(z, crossed<T, stride(s)>(p[s], exchange<stride(s), T>(q[s]), g));
     }
     return g;
   }
