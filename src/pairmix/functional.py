@@ -67,12 +67,14 @@ def spm(
     """
     if out_features is None:
         out_features = schedule.n
-    impl, order = choose_impl(impl, x.device), schedule.order
+    order = schedule.order
     arguments = (x, blocks, order, d_in, d_out, bias, residual_scale, out_features)
-    is_quick = ops.is_ordinary(x) and not torch.is_autocast_enabled(x.device.type)
-    if is_quick and ops.IMPLS[impl].fits(*arguments):
-        return ops.call_directly(impl, *arguments)
+    if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu"):
+        quick = next(iter(ops.IMPLS)) if impl == "auto" else impl
+        if quick in ops.IMPLS and ops.IMPLS[quick].fits(*arguments):
+            return ops.call_directly(quick, *arguments)
 
+    impl = choose_impl(impl, x.device)
     parameters = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
     x = _checked(x, blocks, schedule, parameters, out_features)
     if order.device != x.device:

@@ -34,8 +34,8 @@ def multiply_adds_per_second() -> float:
 
 
 def fits(x: Tensor, blocks: Tensor, order: Tensor, *rest: Any) -> bool:
-    """Whether these arguments of `forward` are right, and can be computed without a conversion."""
-    return _kernels.fits(_plan(order), x, blocks, *rest)
+    """Whether the kernels are there and these arguments of `forward` are right, and need no conversion."""
+    return _missing is None and _kernels.fits(_plan(order), x, blocks, *rest)
 
 
 def forward(

@@ -28,8 +28,8 @@ class Impl:
         forward: as `reference.forward`.
         backward: as `reference.backward`; what was not asked for may be None.
         why_not: why it cannot run on this device here; None if it can.
-        fits: whether these arguments of `forward`, if x is an ordinary tensor, are right and can be computed as they
-            are, without checking them in Python; False if it cannot tell.
+        fits: whether it can run here and these arguments of `forward`, if x is an ordinary tensor, are right and can be
+            computed as they are, without checking them in Python; False if it cannot tell.
     """
 
     forward: Callable[..., Tensor]
@@ -99,7 +99,7 @@ def _fake_backward(
 
 
 def is_ordinary(tensor: Tensor) -> bool:
-    """Whether this is an ordinary tensor, and nobody traces it, transforms it or stands in for it.
+    """Whether this is an ordinary CPU tensor, and nobody traces it, transforms it or stands in for it.
 
     Then nothing on the way through the dispatcher would look at a call with it, and that way takes longer than a small
     layer itself.
