@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
 #include "halves.h"
 #include "kernel.h"
@@ -27,8 +29,8 @@ class Entry {
 
   // Whether these rows can be entered by this schedule, whose stages have these strides inside units.
   static bool fits(const Call& call, const std::vector<int32_t>& stride) {
-    return exists && call.in_features == call.plan->even() && call.x.column_stride == 1 && stride.size() >= kEntryStages &&
-           stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
+    return exists && call.in_features == call.plan->even() && call.x.column_stride == 1 &&
+           are_inside_1_2_4(stride.data(), stride.size());
   }
 
   Entry(const T* coeffs, int64_t stage_size, int32_t units) : coeffs_(coeffs), stage_size_(stage_size), units_(units) {}

@@ -48,7 +48,7 @@ struct Budget {
   int64_t component;   // what a component may take; a single stage may take more
   int64_t everything;  // if all stages on the whole width take no more than this, they are one group
   bool keeps_stages;   // whether the input of every stage and a gradient are kept, or one copy is worked on
-  int32_t first_stage;  // those before it are computed otherwise
+  int32_t first_stage;  // of the first group; those before it are computed while rows are read
 
   bool operator==(const Budget& other) const {
     return component == other.component && everything == other.everything && keeps_stages == other.keeps_stages &&

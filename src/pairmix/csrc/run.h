@@ -211,7 +211,7 @@ class Run {
       int32_t whole_units = 0;
       for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
         const int32_t* stride = layout_.stride.data() + l;
-        const bool fused = kLanes >= 8 && l + 3 <= group.last_stage && stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
+        const bool fused = kLanes >= 8 && are_inside_1_2_4(stride, group.last_stage - l);
         const bool quads = layout_.quads[l] && coeffs_.kind(l) == coeffs_.kind(l + 1);
         steps.push_back({l, fused ? Kind::inside_1_2_4 : coeffs_.kind(l), quads, whole_units});
         whole_units += !*stride;

@@ -1,6 +1,10 @@
 // The stages on a component, forward and backward: where the time goes.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
 #include "plan.h"
 #include "simd.h"
 
@@ -11,6 +15,11 @@ namespace {
 // `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Three such stages in a row with the
 // strides 1, 2 and 4 are one `inside_1_2_4`, whose vectors stay in registers.
 enum class Kind { general, rotation, inside, inside_1_2_4 };
+
+// Whether this stage and the two after it, of which `left` are there, can be one `inside_1_2_4`.
+inline bool are_inside_1_2_4(const int32_t* stride, size_t left) {
+  return left >= 3 && stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
+}
 
 // Everything that a stage of a component needs, except its vectors.
 template <class T>
