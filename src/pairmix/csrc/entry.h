@@ -1,12 +1,11 @@
 // The first stages on the way between rows and tiles.
 //
-// Where the first three stages are inside units, and a row is units one after the other, they need no pass of their own:
+// Where the first stages are a run inside units, and a row is units one after the other, they need no pass of their own:
 // they are computed while the rows are read into a tile, and back while its gradients are written to rows. The tile holds
 // what is behind them.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "halves.h"
@@ -18,31 +17,36 @@
 namespace pairmix {
 namespace {
 
-constexpr int32_t kEntryStages = 3;
-
 template <class S, class T, int kLanes>
 class Entry {
-  using Block = InsideBlock<T, kLanes, 1, 2, 4>;
+  using Block = RunBlock<T, kLanes>;
+  static constexpr int width = Simd<T>::width, rows_in_vector = kRowsInVector<T, kLanes>;
 
  public:
-  static constexpr bool exists = kLanes >= 8 && kLanes == Simd<T>::width;
+  static constexpr bool exists = kRunStages<kLanes> > 0;
 
   // Whether these rows can be entered by this schedule, whose stages have these strides inside units.
   static bool fits(const Call& call, const std::vector<int32_t>& stride) {
-    return exists && call.in_features == call.plan->even() && call.x.column_stride == 1 &&
-           are_inside_1_2_4(stride.data(), stride.size());
+    return exists && call.in_features == call.plan->even() && call.in_features % width == 0 &&
+           call.x.column_stride == 1 && is_run<kLanes>(stride.data(), stride.size());
   }
 
   Entry(const T* coeffs, int64_t stage_size, int32_t units) : coeffs_(coeffs), stage_size_(stage_size), units_(units) {}
 
   void read(const Rows& x, int64_t start, int64_t count, const Tile<T>& tile, const Share& share) const {
-    in_blocks(count, [&](int64_t first, auto together) {
+    in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
       const S* from = row<const S>(x, start + first);
-      for (int64_t unit = share.begin(units_); unit < share.end(units_); ++unit) {
-        const Block block(coeffs_ + place(unit), stage_size_);
-        Vector<T>* to = tile.unit(unit) + first;
-        for (int k = 0; k < together; ++k) to[k] = block.forward(load_widened<S, T>(from + k * x.row_stride + unit * kLanes));
-      }
+      each_column(share, [&](int32_t column) {
+        Vector<T> v[vectors * rows_in_vector];
+        load_units<vectors()>(from + column, x.row_stride, rows, v);
+#pragma GCC unroll 8
+        for (int u = 0; u < rows_in_vector; ++u) {
+          const int32_t unit = column / kLanes + u;
+          const Block block(coeffs_ + place(unit), stage_size_);
+          Vector<T>* to = tile.unit(unit) + first / rows_in_vector;
+          for (int k = 0; k < vectors; ++k) to[k] = block.forward(v[k * rows_in_vector + u]);
+        }
+      });
     });
   }
 
@@ -56,38 +60,58 @@ class Entry {
   }
 
  private:
-  static constexpr int kRowsTogether = 4;  // streams that the processor can prefetch
-
   template <class Number>
   static Number* row(const Rows& rows, int64_t number) {
     return static_cast<Number*>(rows.data) + number * rows.row_stride;
   }
   static int64_t place(int64_t unit) { return 2 * kLanes * unit; }
 
+  // Calls f with the first column of every `rows_in_vector` units.
   template <class F>
-  static void in_blocks(int64_t count, F f) {
-    int64_t first = 0;
-    for (; first + kRowsTogether <= count; first += kRowsTogether) f(first, std::integral_constant<int, kRowsTogether>{});
-    for (; first < count; ++first) f(first, std::integral_constant<int, 1>{});
+  void each_column(const Share& share, F f) const {
+    const int32_t count = units_ / rows_in_vector;
+    for (int64_t k = share.begin(count); k < share.end(count); ++k) f(static_cast<int32_t>(k * width));
+  }
+
+  // A vector's width of columns, as vectors of one unit each. Rows that are not there are zero.
+  template <int kVectors>
+  [[gnu::always_inline]] static void load_units(const S* from, int64_t stride, int rows, Vector<T>* v) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kVectors * rows_in_vector; ++k) v[k] = k < rows ? load_widened<S, T>(from + k * stride) : Vector<T>{};
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * rows_in_vector);
+  }
+  template <int kVectors>
+  [[gnu::always_inline]] static void store_units(Vector<T>* v, int64_t stride, int rows, S* to) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * rows_in_vector);
+#pragma GCC unroll 8
+    for (int k = 0; k < kVectors * rows_in_vector; ++k)
+      if (k < rows) store_narrowed<S, T>(to + k * stride, v[k]);
   }
 
   template <bool kParameters, bool kInput>
   void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count,
                   const Share& share) const {
-    in_blocks(count, [&](int64_t first, auto together) {
+    in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
       const S* input = kParameters ? row<const S>(x, start + first) : nullptr;
       S* to = kInput ? row<S>(grad_x, start + first) : nullptr;
-      for (int64_t unit = share.begin(units_); unit < share.end(units_); ++unit) {
-        Block block(coeffs_ + place(unit), stage_size_);
-        const Vector<T>* g = tile.unit(unit) + first;
-        for (int k = 0; k < together; ++k) {
-          Vector<T> z{};
-          if constexpr (kParameters) z = load_widened<S, T>(input + k * x.row_stride + unit * kLanes);
-          const Vector<T> of_z = block.template backward<kParameters>(z, g[k]);
-          if constexpr (kInput) store_narrowed<S, T>(to + k * grad_x.row_stride + unit * kLanes, of_z);
+      each_column(share, [&](int32_t column) {
+        Vector<T> z[vectors * rows_in_vector] = {};
+        if constexpr (kParameters) load_units<vectors()>(input + column, x.row_stride, rows, z);
+#pragma GCC unroll 8
+        for (int u = 0; u < rows_in_vector; ++u) {
+          const int32_t unit = column / kLanes + u;
+          Block block(coeffs_ + place(unit), stage_size_);
+          const Vector<T>* g = tile.unit(unit) + first / rows_in_vector;
+          for (int k = 0; k < vectors; ++k) {
+            Vector<T>& it = z[k * rows_in_vector + u];
+            it = block.template backward<kParameters>(it, g[k]);
+          }
+          if constexpr (kParameters) block.add_gradients_to(gradients + place(unit), stage_size_);
         }
-        if constexpr (kParameters) block.add_gradients_to(gradients + place(unit), stage_size_);
-      }
+        if constexpr (kInput) store_units<vectors()>(z, grad_x.row_stride, rows, to + column);
+      });
     });
   }
 

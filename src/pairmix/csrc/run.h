@@ -144,7 +144,7 @@ class Run {
   // anything twice.
   Budget budget(bool backward) const {
     const int64_t unit_bytes = depth_ * kVectorBytes;
-    const int32_t first_stage = enters_ ? kEntryStages : 0;
+    const int32_t first_stage = enters_ ? kRunStages<kLanes> : 0;
     if (!backward) return {kForwardComponentBytes / unit_bytes, 0, false, first_stage};
     return {kBackwardComponentBytes / unit_bytes, kKeptBytes / unit_bytes, true, first_stage};
   }
@@ -211,11 +211,11 @@ class Run {
       int32_t whole_units = 0;
       for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
         const int32_t* stride = layout_.stride.data() + l;
-        const bool fused = kLanes >= 8 && are_inside_1_2_4(stride, group.last_stage - l);
+        const bool run = is_run<kLanes>(stride, group.last_stage - l);
         const bool quads = layout_.quads[l] && coeffs_.kind(l) == coeffs_.kind(l + 1);
-        steps.push_back({l, fused ? Kind::inside_1_2_4 : coeffs_.kind(l), quads, whole_units});
+        steps.push_back({l, run ? Kind::inside_run : coeffs_.kind(l), quads, whole_units});
         whole_units += !*stride;
-        if (fused) l += 2;
+        if (run) l += kRunStages<kLanes> - 1;
       }
     }
   }

@@ -12,13 +12,21 @@ namespace pairmix {
 namespace {
 
 // How the pairs of a stage are computed. `general` pairs have coefficients a, b, c, d; `rotation` pairs cos, sin; pairs
-// `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Three such stages in a row with the
-// strides 1, 2 and 4 are one `inside_1_2_4`, whose vectors stay in registers.
-enum class Kind { general, rotation, inside, inside_1_2_4 };
+// `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Such stages in a row with the strides
+// 1, 2 and, if there are so many lanes, 4 are one `inside_run`, whose vectors stay in registers.
+enum class Kind { general, rotation, inside, inside_run };
 
-// Whether this stage and the two after it, of which `left` are there, can be one `inside_1_2_4`.
-inline bool are_inside_1_2_4(const int32_t* stride, size_t left) {
-  return left >= 3 && stride[0] == 1 && stride[1] == 2 && stride[2] == 4;
+// How many stages a run has; 0 if there are too few lanes for one.
+template <int kLanes>
+constexpr int kRunStages = kLanes >= 8 ? 3 : kLanes == 4 ? 2 : 0;
+
+// Whether a run begins at this stage, of a schedule that has `left` more with it.
+template <int kLanes>
+inline bool is_run(const int32_t* stride, size_t left) {
+  if (!kRunStages<kLanes> || left < kRunStages<kLanes>) return false;
+  for (int s = 0; s < kRunStages<kLanes>; ++s)
+    if (stride[s] != 1 << s) return false;
+  return true;
 }
 
 // Everything that a stage of a component needs, except its vectors.
@@ -207,10 +215,13 @@ struct InsideBlock {
   }
 };
 
-template <class T, int kLanes, int... kStrides>
+template <class T, int kLanes>
+using RunBlock = std::conditional_t<kRunStages<kLanes> == 3, InsideBlock<T, kLanes, 1, 2, 4>, InsideBlock<T, kLanes, 1, 2>>;
+
+template <class Block, class T, int kLanes>
 void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   for (int32_t unit = 0; unit < stage.units; ++unit) {
-    const InsideBlock<T, kLanes, kStrides...> block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
+    const Block block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = from[unit];
     Vector<T>* y = to[unit];
 #pragma GCC unroll 4
@@ -218,10 +229,10 @@ void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   }
 }
 
-template <class T, int kLanes, bool kParameters, int... kStrides>
+template <class Block, class T, int kLanes, bool kParameters>
 void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   for (int32_t unit = 0; unit < stage.units; ++unit) {
-    InsideBlock<T, kLanes, kStrides...> block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
+    Block block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = kParameters ? z[unit] : nullptr;
     for (int32_t r = 0; r < stage.depth; ++r)
       g[unit][r] = block.template backward<kParameters>(kParameters ? x[r] : Vector<T>{}, g[unit][r]);
@@ -247,9 +258,11 @@ inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   else if (stage.kind == Kind::rotation)
     pairs_forward<RotationBlock<T, kLanes>, T>(stage, from, to);
   else if (stage.kind == Kind::inside)
-    with_stride<kLanes>(stage.stride, [&](auto stride) { inside_forward<T, kLanes, stride()>(stage, from, to); });
-  else if constexpr (kLanes >= 8)
-    inside_forward<T, kLanes, 1, 2, 4>(stage, from, to);
+    with_stride<kLanes>(stage.stride, [&](auto stride) {
+      inside_forward<InsideBlock<T, kLanes, stride()>, T, kLanes>(stage, from, to);
+    });
+  else if constexpr (kRunStages<kLanes> > 0)
+    inside_forward<RunBlock<T, kLanes>, T, kLanes>(stage, from, to);
 }
 
 template <class T, int kLanes, bool kKeepsMiddle>
@@ -268,10 +281,10 @@ inline void stage_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
     pairs_backward<RotationBlock<T, kLanes>, T, kParameters>(stage, z, g);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) {
-      inside_backward<T, kLanes, kParameters, stride()>(stage, z, g);
+      inside_backward<InsideBlock<T, kLanes, stride()>, T, kLanes, kParameters>(stage, z, g);
     });
-  else if constexpr (kLanes >= 8)
-    inside_backward<T, kLanes, kParameters, 1, 2, 4>(stage, z, g);
+  else if constexpr (kRunStages<kLanes> > 0)
+    inside_backward<RunBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
 }
 
 }  // namespace

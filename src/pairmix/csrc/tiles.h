@@ -76,6 +76,26 @@ template <class T, int kLanes, int kDistance = Simd<T>::width / kLanes / 2>
   }
 }
 
+// So many vectors and rows are copied side by side: as streams that the processor can prefetch, to or from whole lines.
+template <class T, int kLanes>
+constexpr int kRowsInVector = Simd<T>::width / kLanes;
+template <class T, int kLanes>
+constexpr int kVectorsTogether = std::max(1, 4 / kRowsInVector<T, kLanes>);
+template <class T, int kLanes>
+constexpr int kRowsTogether = kVectorsTogether<T, kLanes> * kRowsInVector<T, kLanes>;
+
+// Calls f(first row, how many rows, how many vectors they fill) for blocks, then for vectors; the last may not be full.
+template <class T, int kLanes, class F>
+inline void in_blocks(int64_t count, const Share& share, F f) {
+  constexpr int vector = kRowsInVector<T, kLanes>, block = kRowsTogether<T, kLanes>;
+  const int64_t blocks = (count + block - 1) / block;
+  int64_t first = share.begin(blocks) * block;
+  count = std::min(count, share.end(blocks) * block);
+  for (; first + block <= count; first += block) f(first, block, std::integral_constant<int, kVectorsTogether<T, kLanes>>{});
+  for (; first < count; first += vector)
+    f(first, static_cast<int>(std::min<int64_t>(vector, count - first)), std::integral_constant<int, 1>{});
+}
+
 // Moves rows of the caller's memory into tiles and out of them.
 //
 // A square operator's rows go straight to their places. Those of a rectangular one, or with gaps between the columns, go
@@ -84,12 +104,12 @@ template <class S, class T, int kLanes>
 class Mover {
  public:
   static constexpr int width = Simd<T>::width;
-  static constexpr int rows_in_vector = width / kLanes;
+  static constexpr int rows_in_vector = kRowsInVector<T, kLanes>, rows_together = kRowsTogether<T, kLanes>;
 
   Mover(int32_t n, int32_t padded) : n_(n), padded_(padded) {}
 
   // How many numbers the buffer takes.
-  int64_t buffer_size() const { return (kRowsTogether + int64_t{1}) * (padded_ + width); }
+  int64_t buffer_size() const { return (rows_together + int64_t{1}) * (padded_ + width); }
 
   // Fill the tile with `count` rows from `start` on. Rows that fill up the last vectors are zero. `column_sums`, if not
   // null, gets the sum of each feature added.
@@ -97,7 +117,7 @@ class Mover {
             T* column_sums, const Share& share) const {
     const S* data = static_cast<const S*>(rows.data) + start * rows.row_stride;
     const bool direct = features == n_ && rows.column_stride == 1;
-    in_blocks(count, share, [&](int64_t first, int together, auto vectors) {
+    in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       const S* row = data + first * rows.row_stride;
       if (direct) return read_block<vectors()>(row, rows.row_stride, together, n_, tile, first, column_sums);
       for (int k = 0; k < together; ++k) {
@@ -114,33 +134,17 @@ class Mover {
   void write(const Tile<T>& tile, const T* bias, const Rows& rows, int64_t start, int64_t count, int32_t features,
              T* buffer, const Share& share) const {
     S* data = static_cast<S*>(rows.data) + start * rows.row_stride;
-    in_blocks(count, share, [&](int64_t first, int together, auto vectors) {
+    in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       S* row = data + first * rows.row_stride;
       if (features == n_) return write_block<vectors()>(tile, first, bias, row, rows.row_stride, together, n_);
       write_block<vectors()>(tile, first, static_cast<const T*>(nullptr), buffer, padded_, together, padded_);
       for (int k = 0; k < together; ++k)
-        write_row(buffer + int64_t{k} * padded_, n_, features, bias, buffer + int64_t{kRowsTogether} * padded_,
+        write_row(buffer + int64_t{k} * padded_, n_, features, bias, buffer + int64_t{rows_together} * padded_,
                   row + k * rows.row_stride);
     });
   }
 
  private:
-  // So many vectors and rows are copied side by side: as streams that the processor can prefetch, to or from whole lines.
-  static constexpr int kVectorsTogether = std::max(1, 4 / rows_in_vector);
-  static constexpr int kRowsTogether = kVectorsTogether * rows_in_vector;
-
-  // Calls f(first row, how many rows, how many vectors they fill) for blocks, then for vectors; the last may not be full.
-  template <class F>
-  static void in_blocks(int64_t count, const Share& share, F f) {
-    const int64_t blocks = (count + kRowsTogether - 1) / kRowsTogether;
-    int64_t first = share.begin(blocks) * kRowsTogether;
-    count = std::min(count, share.end(blocks) * kRowsTogether);
-    for (; first + kRowsTogether <= count; first += kRowsTogether)
-      f(first, kRowsTogether, std::integral_constant<int, kVectorsTogether>{});
-    for (; first < count; first += rows_in_vector)
-      f(first, static_cast<int>(std::min<int64_t>(rows_in_vector, count - first)), std::integral_constant<int, 1>{});
-  }
-
   template <int kVectors, class From>
   void read_block(const From* from, int64_t stride, int together, int32_t columns, const Tile<T>& tile, int64_t first,
                   T* column_sums) const {
