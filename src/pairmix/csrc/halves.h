@@ -6,6 +6,10 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "simd.h"
 
 namespace pairmix {
@@ -21,20 +25,34 @@ struct Float16 {
 typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
 using Floats = Vector<float>;
 
-inline Floats widened(Halves value, BFloat16) { return (Floats)(__builtin_convertvector(value, Words) << 16); }
+#if PAIRMIX_VECTOR_BYTES == 32 && defined(__AVX2__)  // a third of the instructions that the compiler finds
+inline Words in_words(Halves value) { return (Words)_mm256_cvtepu16_epi32((__m128i)value); }
+inline Halves in_halves(Words value) {  // words below 2^16
+  const __m256i packed = _mm256_packus_epi32((__m256i)value, (__m256i)value);
+  return (Halves)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0xd8));
+}
+#else
+inline Words in_words(Halves value) { return __builtin_convertvector(value, Words); }
+inline Halves in_halves(Words value) { return __builtin_convertvector(value, Halves); }
+#endif
+
+// Narrowed to the nearest, ties to even; NaN stays NaN.
+inline Floats widened(Halves value, BFloat16) { return (Floats)(in_words(value) << 16); }
+inline Halves narrowed(Floats value, BFloat16) {
+  const Words bits = (Words)value, is_nan = (Words)(value != value);
+  return in_halves(((bits + 0x7fff + (bits >> 16 & 1)) | is_nan) >> 16);
+}
+
+#if PAIRMIX_VECTOR_BYTES == 32 && defined(__F16C__)
+inline Floats widened(Halves value, Float16) { return (Floats)_mm256_cvtph_ps((__m128i)value); }
+inline Halves narrowed(Floats value, Float16) { return (Halves)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT); }
+#else
 inline Floats widened(Halves value, Float16) {
   // Shifted into place, the exponent is 112 too small; a multiplication by 2^112 repairs that for subnormal numbers too.
-  const Words bits = __builtin_convertvector(value, Words), magnitude = bits & 0x7fff;
+  const Words bits = in_words(value), magnitude = bits & 0x7fff;
   const Floats scaled = (Floats)(magnitude << 13) * 0x1p112f;
   const Words special = (Words)(magnitude >= 0x7c00) & 0x7f800000u;  // infinities and NaN
   return (Floats)((Words)scaled | special | (bits & 0x8000) << 16);
-}
-
-// To the nearest, ties to even; NaN stays NaN.
-inline Halves narrowed(Floats value, BFloat16) {
-  const Words bits = (Words)value, is_nan = (Words)((bits & 0x7fffffff) > 0x7f800000);
-  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return __builtin_convertvector((((bits >> 16) | 0x40) & is_nan) | (rounded & ~is_nan), Halves);
 }
 inline Halves narrowed(Floats value, Float16) {
   const Words bits = (Words)value, sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
@@ -43,8 +61,9 @@ inline Halves narrowed(Floats value, Float16) {
   const Words normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
   const Words large = 0x7c00u + ((Words)(magnitude > 0x7f800000) & 0x200);
   const Words is_large = (Words)(magnitude >= 0x477ff000), is_tiny = (Words)(magnitude < (113u << 23));
-  return __builtin_convertvector(sign | (large & is_large) | (tiny & is_tiny) | (normal & ~is_large & ~is_tiny), Halves);
+  return in_halves(sign | (large & is_large) | (tiny & is_tiny) | (normal & ~is_large & ~is_tiny));
 }
+#endif
 
 // From what is stored to what is computed with, and back; both may be the same.
 template <class S, class T>
