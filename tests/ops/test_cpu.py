@@ -83,10 +83,12 @@ torch.testing.assert_close(gradients(layer, x), expected)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("shape", [(32768, 32768), (32767, 32767), (20000, 32768), (32768, 20000), (10000, 9000)])
+@pytest.mark.parametrize(
+    "shape", [(65536, 65536), (32768, 32768), (32767, 32767), (20000, 32768), (32768, 20000), (10000, 9000)]
+)
 def test_threads_share_large_coefficients(threads, shape, count):
     threads(count)
-    for block, rows in (("general", 21), ("rotation", 2)):
+    for block, rows in (("general", 40), ("rotation", 2)):
         layer, x = SPMLinear(*shape, block=block), torch.randn(rows, shape[0], requires_grad=True)
         got = step(layer, x)
         layer.impl = "reference"

@@ -23,7 +23,13 @@ constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kForwardComponentBytes = 16 << 10;
 constexpr int64_t kBackwardComponentBytes = 40 << 10;
 constexpr int64_t kKeptBytes = 256 << 10;
-constexpr int32_t kDeepest = 16;  // vectors below each other; more would not make better use of the coefficients
+
+constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
+
+// Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
+// fewer groups: components then take the L2 cache.
+constexpr int64_t kManyBytes = 6 << 20;
+constexpr int32_t kDepthOfMany = 32;
 
 // Threads take rows of their own, unless there are more coefficients than this: then each takes its part of the width, of
 // all rows. Coefficients and the sums of their gradients so stay in the L3 cache, and a single row has work for all threads.
@@ -134,10 +140,13 @@ class Run {
     wait_for_others(work);
   }
 
+  static int64_t coeff_bytes(const Call& call) {
+    return int64_t{call.plan->stages()} * 2 * call.plan->even() * int64_t{sizeof(T)};
+  }
+
   static bool shares(const Call& call) {
-    const int64_t coeffs = int64_t{call.plan->stages()} * 2 * call.plan->even();
     const int64_t most = call.rows < kRowsWorthPacking ? kSharedBytesOfFewRows : kSharedBytes;
-    return kLanes > 1 && call.threads > 1 && coeffs * int64_t{sizeof(T)} > most;
+    return kLanes > 1 && call.threads > 1 && coeff_bytes(call) > most;
   }
 
   // Backward, if there is not much, the inputs of all stages are kept at once: in the L2 cache, but without computing
@@ -145,18 +154,20 @@ class Run {
   Budget budget(bool backward) const {
     const int64_t unit_bytes = depth_ * kVectorBytes;
     const int32_t first_stage = enters_ ? kRunStages<kLanes> : 0;
-    if (!backward) return {kForwardComponentBytes / unit_bytes, 0, false, first_stage};
-    return {kBackwardComponentBytes / unit_bytes, kKeptBytes / unit_bytes, true, first_stage};
+    const int64_t usual = backward ? kBackwardComponentBytes : kForwardComponentBytes;
+    const int64_t component = coeff_bytes(call_) > kManyBytes ? kTileBytes : usual;
+    return {component / unit_bytes, backward ? kKeptBytes / unit_bytes : 0, backward, first_stage};
   }
 
   int32_t choose_depth(const Call& call) const {
     constexpr int64_t together = Simd<T>::width / kLanes;
-    const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int64_t fits = kTileBytes / (units * kVectorBytes);
     const int64_t among = shares_ ? together : call.threads * together;
     const int64_t per_thread = (call.rows + among - 1) / among;
+    const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
+    const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), kShallowest, kDeepest);
+    const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
-    while (depth < kDeepest && 2 * depth <= std::max<int64_t>(fits, 8) && depth < per_thread) depth *= 2;
+    while (2 * depth <= deepest && depth < per_thread) depth *= 2;
     return depth;
   }
 
