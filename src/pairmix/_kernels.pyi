@@ -25,6 +25,7 @@ def fits(
     bias: Tensor | None,
     residual_scale: Tensor | None,
     out_features: int,
+    maps: int | None,
     /,
 ) -> bool: ...
 def forward(
@@ -36,6 +37,7 @@ def forward(
     bias: Tensor | None,
     residual_scale: Tensor | None,
     out_features: int,
+    maps: int | None,
     threads: int,
     /,
 ) -> Tensor | None: ...
@@ -48,6 +50,7 @@ def backward(
     d_out: Tensor | None,
     residual_scale: Tensor | None,
     out_features: int,
+    maps: int | None,
     needs: Sequence[bool],
     threads: int,
     /,

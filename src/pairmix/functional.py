@@ -23,6 +23,7 @@ def spm(
     bias: Tensor | None = None,
     residual_scale: Tensor | None = None,
     out_features: int | None = None,
+    maps: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
     r"""Mix the last dimension of `x` in stages of 2x2 blocks.
@@ -46,13 +47,15 @@ def spm(
         bias: added to the output; None for zeros.
         residual_scale: for odd `n`, what the coordinate left over at each stage is multiplied by; None for one.
         out_features: the size of the output; None for `n`.
+        maps: for several operators that read the same `x`, how many. Their parameters then have one more dimension in
+            front, and their outputs are side by side. None for one operator.
         impl: who computes it: `"auto"`, or one by name, which then never falls back to another.
 
     Shape:
         - x: `(*, in_features)`, any number of leading dimensions, `1 <= in_features <= n`
         - blocks: `(L, n // 2)` or `(L, 4, n // 2)`
         - d_in, d_out: `(n,)`; bias: `(out_features,)`; residual_scale: `(L,)`
-        - output: `(*, out_features)`
+        - output: `(*, out_features)`, or `(*, maps * out_features)`
 
     Raises:
         ValueError: for a shape or a device that does not fit, or an `impl` that does not exist.
@@ -68,7 +71,7 @@ def spm(
     if out_features is None:
         out_features = schedule.n
     order = schedule.order
-    arguments = (x, blocks, order, d_in, d_out, bias, residual_scale, out_features)
+    arguments = (x, blocks, order, d_in, d_out, bias, residual_scale, out_features, maps)
     if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu"):
         quick = next(iter(ops.IMPLS)) if impl == "auto" else impl
         if quick in ops.IMPLS and ops.IMPLS[quick].fits(*arguments):
@@ -76,15 +79,20 @@ def spm(
 
     impl = choose_impl(impl, x.device)
     parameters = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
-    x = _checked(x, blocks, schedule, parameters, out_features)
+    x = _checked(x, blocks, schedule, parameters, out_features, maps)
     if order.device != x.device:
         order = order.to(x.device)
-    y: Tensor = ops.spm(x, blocks, order, *parameters.values(), out_features, impl)
+    y: Tensor = ops.spm(x, blocks, order, *parameters.values(), out_features, maps, impl)
     return y
 
 
 def _checked(
-    x: Tensor, blocks: Tensor, schedule: Schedule, parameters: Mapping[str, Tensor | None], out_features: int
+    x: Tensor,
+    blocks: Tensor,
+    schedule: Schedule,
+    parameters: Mapping[str, Tensor | None],
+    out_features: int,
+    maps: int | None,
 ) -> Tensor:
     """`x`, cast as autocast wants it, if all arguments fit together."""
     n, stages = schedule.n, schedule.stages
@@ -92,9 +100,13 @@ def _checked(
         raise ValueError(f"out_features must be in 1..{n}, the width of the schedule, got {out_features}")
     if x.dim() == 0 or not 1 <= x.shape[-1] <= n:
         raise ValueError(f"x must have a last dimension of 1..{n}, the width of the schedule, got {tuple(x.shape)}")
-    if blocks.shape != (stages, n // 2) and blocks.shape != (stages, 4, n // 2):
+    if maps is not None and maps < 1:
+        raise ValueError(f"maps must be at least 1, or None for one operator, got {maps}")
+    front = () if maps is None else (maps,)
+    of_angles, of_coeffs = (*front, stages, n // 2), (*front, stages, 4, n // 2)
+    if blocks.shape != of_angles and blocks.shape != of_coeffs:
         raise ValueError(
-            f"blocks must be angles of shape {(stages, n // 2)} or coefficients of shape {(stages, 4, n // 2)} "
+            f"blocks must be angles of shape {of_angles} or coefficients of shape {of_coeffs} "
             f"for {schedule}, got {tuple(blocks.shape)}"
         )
     if x.dtype not in _DTYPES:
@@ -108,11 +120,11 @@ def _checked(
         raise TypeError(f"blocks are {dtype} and x is {x.dtype}: cast them alike")
     if blocks.device != device:
         raise ValueError(f"blocks are on {blocks.device} and x is on {device}: move them together")
-    shapes = {"d_in": (n,), "d_out": (n,), "bias": (out_features,), "residual_scale": (stages,)}
+    shapes = {"d_in": n, "d_out": n, "bias": out_features, "residual_scale": stages}
     for name, parameter in parameters.items():
         if parameter is None:
             continue
-        shape = shapes[name]
+        shape = (*front, shapes[name])
         if parameter.shape != shape:
             raise ValueError(f"{name} must have the shape {shape}, got {tuple(parameter.shape)}")
         if parameter.dtype != dtype:

@@ -21,7 +21,7 @@ IMPLS = ["reference", "cpu"]
 
 def call(arguments, impl, *tensors):
     """The operator as a function of its differentiable arguments, in their order."""
-    return library.spm(*tensors[:2], arguments.schedule.order, *tensors[2:], arguments.out_features, impl)
+    return library.spm(*tensors[:2], arguments.schedule.order, *tensors[2:], arguments.out_features, None, impl)
 
 
 def double_arguments(block, n=5, **kwargs):
@@ -67,12 +67,12 @@ def test_third_derivatives(arguments, impl):
 def test_opcheck(arguments, impl):
     t = arguments.tensors
     order = arguments.schedule.order
-    inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, impl)
+    inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, None, impl)
     torch.library.opcheck(library.spm, inputs)
     grad = torch.randn(2, arguments.out_features, dtype=torch.float64, requires_grad=True)
     for needs in ([True] * 6, [True, *[False] * 5], [True] * 5 + [False], [False] * 5 + [True], [False] * 6):
         differentiated = (t["x"], t["blocks"], order, t["d_in"], t["d_out"], t["residual_scale"])
-        torch.library.opcheck(library.spm_backward, (grad, *differentiated, needs, impl))
+        torch.library.opcheck(library.spm_backward, (grad, *differentiated, None, needs, impl))
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -114,7 +114,7 @@ def test_gradients_that_nobody_asked_for_are_skipped(wanted, arguments, spy, mon
     )
     tensors = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in arguments.tensors.items()}
     x, blocks, *rest = tensors.values()
-    y = library.spm(x, blocks, arguments.schedule.order, *rest, arguments.out_features, "spy")
+    y = library.spm(x, blocks, arguments.schedule.order, *rest, arguments.out_features, None, "spy")
     if not {"blocks", "residual_scale", "d_out"} & set(wanted):
         # these gradients do not depend on the stages' inputs, so the stages need not run again
         monkeypatch.setattr(reference._Stages, "run", None)
@@ -143,7 +143,7 @@ def test_backward_holds_few_of_the_stages_inputs(monkeypatch):
     monkeypatch.setattr(reference._Stages, "run", watched_run)
     order = Schedule.butterfly(n, stages).order
     x, grad, blocks = torch.randn(3, n), torch.randn(3, n), torch.randn(stages, 4, n // 2)
-    reference.backward(grad, x, blocks, order, None, None, None, [True] * 5 + [False])
+    reference.backward(grad, x, blocks, order, None, None, None, None, [True] * 5 + [False])
     assert len(alive) >= stages - 1
     assert most <= 7  # log2(stages), and z_L
 
@@ -170,7 +170,7 @@ def test_function_transforms(transform, arguments, impl):
     order, out = arguments.schedule.order, arguments.out_features
 
     def loss(blocks, x):
-        return library.spm(x, blocks, order, *rest, out, impl).sin().sum()
+        return library.spm(x, blocks, order, *rest, out, None, impl).sin().sum()
 
     def expected_loss(blocks, x):
         return reference.forward(x, blocks, order, *rest, out).sin().sum()

@@ -173,23 +173,36 @@ def test_a_result_outlives_others_from_the_pool():
 def test_an_order_that_is_no_permutation_is_refused():
     for order in ([[0, 0]], [[0, 2]], [[-1, 0]]):
         with pytest.raises(ValueError, match="stage 0 of the order is no permutation"):
-            cpu.forward(torch.ones(1, 2), torch.ones(1, 4, 1), torch.tensor(order, dtype=torch.int32), *[None] * 4, 2)
+            cpu.forward(
+                torch.ones(1, 2), torch.ones(1, 4, 1), torch.tensor(order, dtype=torch.int32), *[None] * 4, 2, None
+            )
 
 
 def test_shapes_that_do_not_fit_are_refused():
     layer = SPMLinear(6, 6)
-    arguments = [torch.ones(2, 6), layer.coeffs, layer.schedule.order, layer.d_in, layer.d_out, layer.bias, None, 6]
+    arguments = [
+        torch.ones(2, 6),
+        layer.coeffs,
+        layer.schedule.order,
+        layer.d_in,
+        layer.d_out,
+        layer.bias,
+        None,
+        6,
+        None,
+    ]
     for position, wrong in (
         (0, torch.ones(2, 7)),
         (1, torch.ones(3, 4, 2)),
         (3, torch.ones(5)),
         (5, torch.ones(7)),
         (7, 0),
+        (8, 2),
     ):
         with pytest.raises(ValueError, match="the shapes do not fit"):
             cpu.forward(*(wrong if k == position else argument for k, argument in enumerate(arguments)))
     with pytest.raises(ValueError, match="the shapes do not fit"):
-        cpu.backward(torch.ones(3, 6), *arguments[:5], None, [True] * 6)
+        cpu.backward(torch.ones(3, 6), *arguments[:5], None, None, [True] * 6)
 
 
 def test_without_the_exchange_api_of_newer_torch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 import pytest
@@ -208,3 +209,33 @@ def test_the_operator_norm_of_rotations_is_one(n, impl):
     matrix = spm(torch.eye(n, dtype=torch.float64), angles, Schedule.random(n, 20), impl=impl)
     singular_values = torch.linalg.svdvals(matrix)
     torch.testing.assert_close(singular_values, torch.ones(n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(8, 8), (7, 7), (5, 12), (12, 5), (1, 1), (64, 64), (3, 31), (100, 97), (24, 24)])
+def test_several_maps_of_one_input(sizes, dtype, block, impl):
+    schedule, (in_features, out_features) = Schedule.butterfly(max(sizes)), sizes
+    make = partial(oracle.random_arguments, schedule, block, in_features=in_features, out_features=out_features)
+    singles = [make(leading=(2, 5), dtype=dtype, seed=seed).tensors for seed in range(3)]
+    x = singles[0]["x"]
+    for one in singles:
+        del one["x"]
+    together = {name: torch.stack([one[name] for one in singles]).detach().requires_grad_() for name in singles[0]}
+
+    def output(tensors, maps=None):
+        blocks, *rest = tensors.values()
+        rest = dict(zip(list(tensors)[1:], rest, strict=True))
+        return spm(x, blocks, schedule, **rest, out_features=out_features, maps=maps, impl=impl)
+
+    outputs, y = [output(one) for one in singles], output(together, maps=3)
+    torch.testing.assert_close(y, torch.cat(outputs, dim=-1))
+    grads = torch.randn_like(y).chunk(3, dim=-1)
+    of_x, *of_parameters = torch.autograd.grad(y, [x, *together.values()], torch.cat(grads, dim=-1))
+    apart = [
+        torch.autograd.grad(*it) for it in zip(outputs, ([x, *one.values()] for one in singles), grads, strict=True)
+    ]
+    parts = torch.stack([gradients[0] for gradients in apart]).double()  # rounded once each, and so are their sums
+    assert ((of_x - parts.sum(0)).abs() <= 4 * torch.finfo(dtype).eps * parts.abs().sum(0)).all()
+    for k, gradient in enumerate(of_parameters, 1):
+        torch.testing.assert_close(gradient, torch.stack([gradients[k] for gradients in apart]))

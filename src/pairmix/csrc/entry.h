@@ -82,12 +82,12 @@ class Entry {
     for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * rows_in_vector);
   }
   template <int kVectors>
-  [[gnu::always_inline]] static void store_units(Vector<T>* v, int64_t stride, int rows, S* to) {
+  [[gnu::always_inline]] static void store_units(Vector<T>* v, int64_t stride, int rows, bool adds, S* to) {
 #pragma GCC unroll 4
     for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * rows_in_vector);
 #pragma GCC unroll 8
     for (int k = 0; k < kVectors * rows_in_vector; ++k)
-      if (k < rows) store_narrowed<S, T>(to + k * stride, v[k]);
+      if (k < rows) store_or_add<S, T>(to + k * stride, v[k], adds);
   }
 
   template <bool kParameters, bool kInput>
@@ -110,7 +110,7 @@ class Entry {
           }
           if constexpr (kParameters) block.add_gradients_to(gradients + place(unit), stage_size_);
         }
-        if constexpr (kInput) store_units<vectors()>(z, grad_x.row_stride, rows, to + column);
+        if constexpr (kInput) store_units<vectors()>(z, grad_x.row_stride, rows, grad_x.adds, to + column);
       });
     });
   }

@@ -9,10 +9,13 @@ namespace pairmix {
 
 enum class Dtype : int32_t { float32, float64, bfloat16, float16 };
 
+constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2; }
+
 // A matrix in memory, with strides counted in numbers.
 struct Rows {
   void* data;
   int64_t row_stride, column_stride;
+  bool adds = false;  // what is written is added to what is there
 };
 
 // The parameters, or their gradients; null where there are none.

@@ -2,11 +2,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <atomic>
+#include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -62,12 +65,14 @@ bool use_exchange_api(bool wanted) {
 }
 
 // The tensors of a call, as long as they are what the kernels take: on the CPU, of one dtype (or parameters in float32 while
-// the rows are halves), parameters dense, rows evenly spaced, shapes that fit.
+// the rows are halves), parameters dense, rows evenly spaced, shapes that fit. Of several maps the parameters have one more
+// dimension in front, and the outputs are side by side.
 class Operands {
  public:
-  Operands(const Plan& plan, nb::handle x, nb::handle grad, int64_t out_features, nb::handle blocks, nb::handle d_in,
-           nb::handle d_out, nb::handle bias, nb::handle residual_scale)
-      : x(x, exchange_api), grad_(grad, exchange_api) {
+  Operands(const Plan& plan, nb::handle x, nb::handle grad, int64_t out_features, std::optional<int64_t> maps,
+           nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias, nb::handle residual_scale)
+      : x(x, exchange_api), maps(maps.value_or(1)), grad_(grad, exchange_api) {
+    if (maps) front_ = {*maps};
     const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
     const std::optional<Dtype> dtype = this->x.dtype();
     if (!dtype || this->x.dimensions() < 1 || out_features < 1 || out_features > n) return;
@@ -78,30 +83,64 @@ class Operands {
     if (grad_.exists()) {
       int64_t count;
       if (grad_.dtype() != dtype || !rows(grad_, call.grad, count) || count != call.rows) return;
-      if (grad_.size(grad_.dimensions() - 1) != out_features) return;
+      if (grad_.size(grad_.dimensions() - 1) != this->maps * out_features) return;
     }
     const TensorView given(blocks, exchange_api);
     if (given.dtype() != *dtype && (given.dtype() != Dtype::float32 || *dtype == Dtype::float64)) return;
     of_parameters = *given.dtype();
     call.halves_everywhere = of_parameters == Dtype::bfloat16 || of_parameters == Dtype::float16;
-    call.rotation = given.dimensions() == 2;
-    fits = (call.rotation ? given.is_dense({stages, pairs}) : given.is_dense({stages, 4, pairs})) &&
-           parameter(d_in, n, call.parameters.d_in) &&
+    call.rotation = given.dimensions() == (maps ? 3 : 2);
+    fits = this->maps > 0 && given.is_dense(shape_of_blocks()) && parameter(d_in, n, call.parameters.d_in) &&
            parameter(d_out, n, call.parameters.d_out) && parameter(bias, out_features, call.parameters.bias) &&
            parameter(residual_scale, stages, call.parameters.residual_scale) && (residual_scale.is_none() || n % 2);
     call.parameters.blocks = given.data();
   }
 
+  // The shapes of parameters.
+  std::vector<int64_t> shape_of(int64_t size) const { return with_front({size}); }
+  std::vector<int64_t> shape_of_blocks() const {
+    const int64_t stages = call.plan->given_stages(), pairs = call.plan->pairs();
+    return call.rotation ? with_front({stages, pairs}) : with_front({stages, 4, pairs});
+  }
+
+  // The call of one of the maps. The gradients of x of all of them are added up.
+  Call of_map(int64_t map) const {
+    const int64_t n = call.plan->n(), stages = call.plan->given_stages(), out = call.out_features;
+    const int64_t row = size_of(call.dtype), number = size_of(of_parameters);
+    const auto move = [map](void*& data, int64_t bytes) {
+      if (data) data = static_cast<char*>(data) + map * bytes;
+    };
+    Call one = call;
+    move(one.y.data, out * row);
+    move(one.grad.data, out * one.grad.column_stride * row);
+    one.grad_x.adds = map > 0;
+    for (Parameters* p : {&one.parameters, &one.gradients}) {
+      move(p->blocks, stages * (call.rotation ? 1 : 4) * call.plan->pairs() * number);
+      move(p->d_in, n * number);
+      move(p->d_out, n * number);
+      move(p->bias, out * number);
+      move(p->residual_scale, stages * number);
+    }
+    return one;
+  }
+
   Call call{};
   TensorView x;
+  int64_t maps;
   Dtype of_parameters{};
   bool fits = false;
 
  private:
+  std::vector<int64_t> with_front(std::initializer_list<int64_t> shape) const {
+    std::vector<int64_t> all = front_;
+    all.insert(all.end(), shape);
+    return all;
+  }
+
   bool parameter(nb::handle object, int64_t size, void*& data) const {
     const TensorView view(object, exchange_api);
     data = view.exists() ? view.data() : nullptr;
-    return !view.exists() || (view.dtype() == of_parameters && view.is_dense({size}));
+    return !view.exists() || (view.dtype() == of_parameters && view.is_dense(shape_of(size)));
   }
 
   // Whether all but the last dimension are as good as one.
@@ -118,11 +157,12 @@ class Operands {
   }
 
   TensorView grad_;
+  std::vector<int64_t> front_;
 };
 
-void run(void (*kernel)(const Call&), const Call& call) {
+void run(void (*kernel)(const Call&), const Operands& operands) {
   const nb::gil_scoped_release release;
-  kernel(call);
+  for (int64_t map = 0; map < operands.maps; ++map) kernel(operands.of_map(map));
 }
 
 // Whether it is None or a tensor proper: a subclass may stand for something else.
@@ -134,36 +174,37 @@ bool is_ordinary(nb::handle object) {
 
 // Whether the arguments are right and can be computed without a conversion.
 bool fits(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias,
-          nb::handle residual_scale, int64_t out_features) {
+          nb::handle residual_scale, int64_t out_features, std::optional<int64_t> maps) {
   for (const nb::handle object : {x, blocks, d_in, d_out, bias, residual_scale})
     if (!is_ordinary(object)) return false;
-  const Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
+  const Operands operands(plan, x, nb::none(), out_features, maps, blocks, d_in, d_out, bias, residual_scale);
   return operands.fits && operands.call.dtype == operands.of_parameters;
 }
 
 // None if the tensors are not what the kernels take.
 nb::object forward(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out, nb::handle bias,
-                   nb::handle residual_scale, int64_t out_features, int threads) {
-  Operands operands(plan, x, nb::none(), out_features, blocks, d_in, d_out, bias, residual_scale);
+                   nb::handle residual_scale, int64_t out_features, std::optional<int64_t> maps, int threads) {
+  Operands operands(plan, x, nb::none(), out_features, maps, blocks, d_in, d_out, bias, residual_scale);
   if (!operands.fits) return nb::none();
   Call& call = operands.call;
   std::vector<int64_t> shape(operands.x.shape(), operands.x.shape() + operands.x.dimensions());
-  shape.back() = out_features;
+  shape.back() = operands.maps * out_features;
   NewTensor y = new_tensor(pool, std::move(shape), call.dtype, exchange_api);
-  call.threads = threads, call.y = {y.data, out_features, 1};
-  run(chosen.load()->forward, call);
+  call.threads = threads, call.y = {y.data, operands.maps * out_features, 1};
+  run(chosen.load()->forward, operands);
   return std::move(y.object);
 }
 
 // The gradients that are needed, of x, blocks, d_in, d_out, bias, residual_scale. None if the tensors are not what the kernels
 // take.
 nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle blocks, nb::handle d_in, nb::handle d_out,
-                    nb::handle residual_scale, int64_t out_features, const std::array<bool, 6>& needs, int threads) {
-  Operands operands(plan, x, grad, out_features, blocks, d_in, d_out, nb::none(), residual_scale);
+                    nb::handle residual_scale, int64_t out_features, std::optional<int64_t> maps,
+                    const std::array<bool, 6>& needs, int threads) {
+  Operands operands(plan, x, grad, out_features, maps, blocks, d_in, d_out, nb::none(), residual_scale);
   if (!operands.fits) return nb::none();
   Call& call = operands.call;
   call.threads = threads;
-  const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
+  const int64_t n = plan.n(), stages = plan.given_stages();
   nb::list results;
   const auto result = [&](bool needed, std::vector<int64_t> shape, Dtype dtype) -> void* {
     if (!needed) {
@@ -176,13 +217,12 @@ nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle 
   };
   const TensorView& view = operands.x;
   call.grad_x = {result(needs[0], {view.shape(), view.shape() + view.dimensions()}, call.dtype), call.in_features, 1};
-  const std::vector<int64_t> of_blocks = call.rotation ? std::vector{stages, pairs} : std::vector<int64_t>{stages, 4, pairs};
-  call.gradients.blocks = result(needs[1], of_blocks, operands.of_parameters);
-  call.gradients.d_in = result(needs[2], {n}, operands.of_parameters);
-  call.gradients.d_out = result(needs[3], {n}, operands.of_parameters);
-  call.gradients.bias = result(needs[4], {out_features}, operands.of_parameters);
-  call.gradients.residual_scale = result(needs[5], {stages}, operands.of_parameters);
-  run(chosen.load()->backward, call);
+  call.gradients.blocks = result(needs[1], operands.shape_of_blocks(), operands.of_parameters);
+  call.gradients.d_in = result(needs[2], operands.shape_of(n), operands.of_parameters);
+  call.gradients.d_out = result(needs[3], operands.shape_of(n), operands.of_parameters);
+  call.gradients.bias = result(needs[4], operands.shape_of(out_features), operands.of_parameters);
+  call.gradients.residual_scale = result(needs[5], operands.shape_of(stages), operands.of_parameters);
+  run(chosen.load()->backward, operands);
   return results;
 }
 
@@ -206,7 +246,7 @@ NB_MODULE(_kernels, m) {
   });
   // nanobind wants to be told that None is welcome.
   const auto any = nb::arg().none();
-  m.def("fits", fits, nb::arg(), nb::arg(), nb::arg(), any, any, any, any, nb::arg());
-  m.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), any, any, any, any, nb::arg(), nb::arg());
-  m.def("backward", backward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any, any, nb::arg(), nb::arg(), nb::arg());
+  m.def("fits", fits, nb::arg(), nb::arg(), nb::arg(), any, any, any, any, nb::arg(), any);
+  m.def("forward", forward, nb::arg(), nb::arg(), nb::arg(), any, any, any, any, nb::arg(), any, nb::arg());
+  m.def("backward", backward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), any, any, any, nb::arg(), any, nb::arg(), nb::arg());
 }

@@ -8,7 +8,6 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -80,7 +79,7 @@ class TensorView {
     return {};
   }
 
-  bool is_dense(std::initializer_list<int64_t> shape) const {
+  bool is_dense(const std::vector<int64_t>& shape) const {
     if (tensor_.ndim != static_cast<int32_t>(shape.size()) || !std::equal(shape.begin(), shape.end(), tensor_.shape))
       return false;
     if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;

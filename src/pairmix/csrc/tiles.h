@@ -28,6 +28,11 @@ struct Tile {
   Vector<T>* unit(int32_t u) const { return vectors + offset[u]; }
 };
 
+template <class S, class T>
+inline void store_or_add(S* to, Vector<T> v, bool adds) {
+  store_narrowed<S, T>(to, adds ? v + load_widened<S, T>(to) : v);
+}
+
 // A row of features, repeated up to n, and zeros.
 template <class S, class T>
 inline void read_row(const S* row, int64_t column_stride, int32_t features, int32_t n, int32_t padded, T* to) {
@@ -39,10 +44,12 @@ inline void read_row(const S* row, int64_t column_stride, int32_t features, int3
   for (int32_t i = n; i < padded; ++i) to[i] = 0;
 }
 
-// The sums of the numbers at equal places modulo `features`, and the bias.
+// The sums of the numbers at equal places modulo `features`, and the bias; and what is there, if the row `adds`.
 template <class S, class T>
-inline void write_row(const T* from, int32_t n, int32_t features, const T* bias, T* sums, S* row) {
-  for (int32_t o = 0; o < features; ++o) sums[o] = from[o] + (bias ? bias[o] : T(0));
+inline void write_row(const T* from, int32_t n, int32_t features, const T* bias, bool adds, T* sums, S* row) {
+  std::fill(sums, sums + features, T(0));
+  if (adds) widen(row, features, sums);
+  for (int32_t o = 0; o < features; ++o) sums[o] += from[o] + (bias ? bias[o] : T(0));
   for (int32_t start = features; start < n; start += features)
     for (int32_t o = 0; o < std::min(features, n - start); ++o) sums[o] += from[start + o];
   narrow(sums, features, row);
@@ -136,10 +143,10 @@ class Mover {
     S* data = static_cast<S*>(rows.data) + start * rows.row_stride;
     in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       S* row = data + first * rows.row_stride;
-      if (features == n_) return write_block<vectors()>(tile, first, bias, row, rows.row_stride, together, n_);
-      write_block<vectors()>(tile, first, static_cast<const T*>(nullptr), buffer, padded_, together, padded_);
+      if (features == n_) return write_block<vectors()>(tile, first, bias, rows.adds, row, rows.row_stride, together, n_);
+      write_block<vectors()>(tile, first, static_cast<const T*>(nullptr), false, buffer, padded_, together, padded_);
       for (int k = 0; k < together; ++k)
-        write_row(buffer + int64_t{k} * padded_, n_, features, bias, buffer + int64_t{rows_together} * padded_,
+        write_row(buffer + int64_t{k} * padded_, n_, features, bias, rows.adds, buffer + int64_t{rows_together} * padded_,
                   row + k * rows.row_stride);
     });
   }
@@ -175,7 +182,7 @@ class Mover {
   }
 
   template <int kVectors, class To>
-  void write_block(const Tile<T>& tile, int64_t first, const T* bias, To* to, int64_t stride, int together,
+  void write_block(const Tile<T>& tile, int64_t first, const T* bias, bool adds, To* to, int64_t stride, int together,
                    int32_t columns) const {
     constexpr int rows = kVectors * rows_in_vector;
     const Vector<T>* const from = tile.vectors + first / rows_in_vector;
@@ -189,12 +196,14 @@ class Mover {
           for (int u = 0; u < rows_in_vector; ++u) v[k * rows_in_vector + u] = from[tile.offset[i / kLanes + u] + k];
           transpose<T, kLanes>(v + k * rows_in_vector);
         }
-        for (int k = 0; k < rows; ++k) store_narrowed<To, T>(to + k * stride + i, v[k] + added);
+        for (int k = 0; k < rows; ++k) store_or_add<To, T>(to + k * stride + i, v[k] + added, adds);
       }
     for (; i < columns; ++i)
       for (int k = 0; k < together; ++k) {
         const T* vector = reinterpret_cast<const T*>(from + tile.offset[i / kLanes] + k / rows_in_vector);
-        const T value = vector[k % rows_in_vector * kLanes + i % kLanes] + (bias ? bias[i] : T(0));
+        T value = vector[k % rows_in_vector * kLanes + i % kLanes] + (bias ? bias[i] : T(0)), before = 0;
+        if (adds) widen(to + k * stride + i, 1, &before);
+        value += before;
         narrow(&value, 1, to + k * stride + i);
       }
   }

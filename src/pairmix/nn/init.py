@@ -41,14 +41,14 @@ INITS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def coefficients(angles: Tensor) -> Tensor:
-    """The rotations as general blocks: `[L, 4, P]`, rows a, b, c, d, for angles `[L, P]`."""
+    """The rotations as general blocks: `[..., L, 4, P]`, rows a, b, c, d, for angles `[..., L, P]`."""
     cos, sin = angles.cos(), angles.sin()
-    return torch.stack([cos, -sin, sin, cos], dim=1)
+    return torch.stack([cos, -sin, sin, cos], dim=-2)
 
 
 def output_scale_(d_out: Tensor, out_features: int) -> Tensor:
     """Divide by the root of the number of coordinates that `fold` sums, so that it keeps the variance."""
-    n = d_out.shape[0]
+    n = d_out.shape[-1]
     output = torch.arange(n, device=d_out.device) % out_features
     summed = (n - 1 - output) // out_features + 1
     return d_out.copy_(summed.to(d_out.dtype).rsqrt())

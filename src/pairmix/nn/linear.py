@@ -44,13 +44,15 @@ class SPMLinear(nn.Module):
         init: `"near_identity"`, `"random_rotation"`, `"hadamard"`, `"identity"`, or a function that fills a tensor
             of angles `[L, n // 2]` in place, such as those in `pairmix.nn.init`. General blocks start as the
             same rotations, so the mixing always starts orthogonal.
+        maps: for several operators of this kind that read the same input, how many. They are computed in one call, and
+            their outputs are side by side. None for one operator.
         impl: who computes it: `"auto"`, or an implementation by name, which then never falls back to another.
 
     Shape:
         - input: `(*, in_features)`, with any number of leading dimensions
-        - output: `(*, out_features)`
+        - output: `(*, out_features)`, or `(*, maps * out_features)`
 
-    Attributes:
+    Attributes (of several maps with one more dimension in front):
         coeffs: `[L, 4, n // 2]`, rows a, b, c, d (`block="general"`).
         angles: `[L, n // 2]` (`block="rotation"`).
         d_in, d_out: `[n]`.
@@ -82,6 +84,7 @@ class SPMLinear(nn.Module):
         schedule: str | Schedule = "butterfly",
         residual: str = "scale",
         init: str | Callable[[Tensor], Any] = "near_identity",
+        maps: int | None = None,
         impl: str = "auto",
     ) -> None:
         super().__init__()
@@ -89,19 +92,21 @@ class SPMLinear(nn.Module):
         _check_choice("residual", residual, ("scale", "pass"))
         if isinstance(init, str):
             _check_choice("init", init, initial.INITS)
-        for name, features in (("in_features", in_features), ("out_features", out_features)):
-            if features < 1:
-                raise ValueError(f"{name} must be at least 1, got {features}")
+        for name, number in (("in_features", in_features), ("out_features", out_features), ("maps", maps)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
         self.in_features = in_features
         self.out_features = out_features
         self.schedule = _make_schedule(schedule, max(in_features, out_features), stages)
         self.block = block
         self.residual = residual
         self.init = init
+        self.maps = maps
         self.impl = impl
 
         def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            front = () if maps is None else (maps,)
+            return nn.Parameter(torch.empty((*front, *shape), device=device, dtype=dtype))
 
         n, half = self.width, self.width // 2
         if block == "general":
@@ -131,7 +136,7 @@ class SPMLinear(nn.Module):
         """Fill the parameters anew, as `init` says."""
         fill = initial.INITS[self.init] if isinstance(self.init, str) else self.init
         if self.block == "general":
-            angles = torch.empty_like(self.coeffs[:, 0])
+            angles = torch.empty_like(self.coeffs[..., 0, :])
             fill(angles)
             self.coeffs.copy_(initial.coefficients(angles))
         else:
@@ -151,6 +156,8 @@ class SPMLinear(nn.Module):
     def to_dense(self) -> Tensor:
         """The matrix that this layer stands for, `[out_features, in_features]`: `layer(x) == x @ W.T + bias`.
 
+        Those of several maps are below each other, as the gates are in the weights of torch's recurrent networks.
+
         Example:
             >>> SPMLinear(2, 2, init="identity").to_dense().tolist()
             [[1.0, 0.0], [0.0, 1.0]]
@@ -168,6 +175,7 @@ class SPMLinear(nn.Module):
             bias=bias,
             residual_scale=self._parameter("residual_scale"),
             out_features=self.out_features,
+            maps=self.maps,
             impl=self.impl,
         )
 
@@ -179,9 +187,10 @@ class SPMLinear(nn.Module):
     def extra_repr(self) -> str:
         bias = self.bias is not None
         parameters = sum(parameter.numel() for parameter in self.parameters())
-        dense = self.out_features * (self.in_features + bias)
+        dense = (self.maps or 1) * self.out_features * (self.in_features + bias)
+        maps = "" if self.maps is None else f"maps={self.maps}, "
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, width={self.width}, "
+            f"in_features={self.in_features}, out_features={self.out_features}, {maps}bias={bias}, width={self.width}, "
             f"stages={self.stages}, block={self.block}, schedule={self.schedule.kind}, "
             f"parameters={parameters:,} (dense {dense:,})"
         )
@@ -200,6 +209,7 @@ class SPMLinear(nn.Module):
         return {
             "in_features": self.in_features,
             "out_features": self.out_features,
+            "maps": self.maps,
             "block": self.block,
             "residual": self.residual,
             "schedule": self.schedule.to_dict(),

@@ -47,17 +47,18 @@ def forward(
     bias: Tensor | None,
     residual_scale: Tensor | None,
     out_features: int,
+    maps: int | None,
 ) -> Tensor:
     """As `reference.forward`."""
     plan, threads = _plan(order), torch.get_num_threads()
-    y = _kernels.forward(plan, x, blocks, d_in, d_out, bias, residual_scale, out_features, threads)
+    y = _kernels.forward(plan, x, blocks, d_in, d_out, bias, residual_scale, out_features, maps, threads)
     if y is None:  # perhaps for gaps between the numbers
         d_in, d_out, bias, residual_scale = map(_dense, (d_in, d_out, bias, residual_scale))
         dense = (blocks.contiguous(), d_in, d_out, bias, residual_scale)
-        y = _kernels.forward(plan, _rows(x), *dense, out_features, threads)
+        y = _kernels.forward(plan, _rows(x), *dense, out_features, maps, threads)
         if y is None:
             raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
-        y = y.reshape(*x.shape[:-1], out_features)
+        y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y
 
 
@@ -69,15 +70,18 @@ def backward(
     d_in: Tensor | None,
     d_out: Tensor | None,
     residual_scale: Tensor | None,
+    maps: int | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """As `reference.backward`, with None for what was not asked for."""
-    plan, out_features, threads = _plan(order), grad.shape[-1], torch.get_num_threads()
-    gradients = _kernels.backward(plan, grad, x, blocks, d_in, d_out, residual_scale, out_features, needs, threads)
+    plan, threads = _plan(order), torch.get_num_threads()
+    out_features = grad.shape[-1] // (maps or 1)
+    rest = (out_features, maps, needs, threads)
+    gradients = _kernels.backward(plan, grad, x, blocks, d_in, d_out, residual_scale, *rest)
     if gradients is None:
         d_in, d_out, residual_scale = map(_dense, (d_in, d_out, residual_scale))
         dense = (blocks.contiguous(), d_in, d_out, residual_scale)
-        gradients = _kernels.backward(plan, _rows(grad), _rows(x), *dense, out_features, needs, threads)
+        gradients = _kernels.backward(plan, _rows(grad), _rows(x), *dense, *rest)
         if gradients is None:
             raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
         gx, *others = gradients

@@ -44,12 +44,12 @@ IMPLS: dict[str, Impl] = {}
 _library = torch.library.Library("pairmix", "DEF")
 _library.define(
     "spm(Tensor x, Tensor blocks, Tensor order, Tensor? d_in, Tensor? d_out, Tensor? bias, Tensor? residual_scale, "
-    "SymInt out_features, str impl) -> Tensor",
+    "SymInt out_features, int? maps, str impl) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
     "spm_backward(Tensor grad, Tensor x, Tensor blocks, Tensor order, Tensor? d_in, Tensor? d_out, "
-    "Tensor? residual_scale, bool[6] needs, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? residual_scale, int? maps, bool[6] needs, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 spm = torch.ops.pairmix.spm.default
@@ -74,8 +74,8 @@ for _op, _kernel in _KERNELS.items():
 
 @torch.library.register_fake("pairmix::spm", lib=_library)
 def _fake(x: Tensor, *arguments: Any) -> Tensor:
-    out_features = arguments[-2]
-    return x.new_empty((*x.shape[:-1], out_features))
+    *_, out_features, maps, _ = arguments
+    return x.new_empty((*x.shape[:-1], out_features * (maps or 1)))
 
 
 @torch.library.register_fake("pairmix::spm_backward", lib=_library)
@@ -87,11 +87,14 @@ def _fake_backward(
     d_in: Tensor | None,
     d_out: Tensor | None,
     residual_scale: Tensor | None,
+    maps: int | None,
     needs: Sequence[bool],
     impl: str,
 ) -> tuple[Tensor, ...]:
     stages, n = order.shape
-    parameter_shapes = [blocks.shape, (n,), (n,), grad.shape[-1:], (stages,)]
+    front = () if maps is None else (maps,)
+    out_features = grad.shape[-1] // (maps or 1)
+    parameter_shapes = [blocks.shape, (*front, n), (*front, n), (*front, out_features), (*front, stages)]
     gx = x.new_empty(x.shape if needs[0] else (0,))
     return gx, *(
         blocks.new_empty(shape if needed else (0,)) for shape, needed in zip(parameter_shapes, needs[1:], strict=True)
@@ -117,7 +120,7 @@ def is_ordinary(tensor: Tensor) -> bool:
 
 def call_directly(impl: str, *arguments: Any) -> Tensor:
     """`pairmix::spm` without the dispatcher: for ordinary tensors only."""
-    *inputs, _ = arguments
+    *inputs, _, _ = arguments
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         y: Tensor = _apply(None, *arguments, impl)
         return y
@@ -140,7 +143,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *arguments: Any) -> Tensor:
-        x, blocks, ctx.order, d_in, d_out, _, residual_scale, _, ctx.impl = arguments
+        x, blocks, ctx.order, d_in, d_out, _, residual_scale, _, ctx.maps, ctx.impl = arguments
         ctx.save_for_backward(x, blocks, d_in, d_out, residual_scale)
         ctx.is_direct = keyset is None
         y: Tensor = _compute(*arguments) if ctx.is_direct else _below_autograd(spm, keyset, arguments)
@@ -148,16 +151,16 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, of_x, of_blocks, _, *of_others, _, _ = ctx.needs_input_grad
+        _, of_x, of_blocks, _, *of_others, _, _, _ = ctx.needs_input_grad
         needs = [of_x, of_blocks, *of_others]
         x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
-        inputs = (grad, x, blocks, ctx.order, d_in, d_out, residual_scale, needs)
+        inputs = (grad, x, blocks, ctx.order, d_in, d_out, residual_scale, ctx.maps, needs)
         if ctx.is_direct and not torch.is_grad_enabled() and is_ordinary(grad):
             gradients = IMPLS[ctx.impl].backward(*inputs)
         else:
             gradients = spm_backward(*inputs, ctx.impl)
         gx, gblocks, *rest = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
-        return None, gx, gblocks, None, *rest, None, None
+        return None, gx, gblocks, None, *rest, None, None, None
 
 
 # Without the part of `apply` that is for torch.func, whose transforms never get here.
@@ -169,7 +172,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *arguments: Any) -> Gradients:
-        *tensors, ctx.needs, _ = arguments
+        *tensors, ctx.maps, ctx.needs, _ = arguments
         ctx.save_for_backward(*tensors)
         gradients: Gradients = _below_autograd(spm_backward, keyset, arguments)
         return gradients
@@ -177,7 +180,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        reference_backward: Callable[..., Gradients] = partial(reference.backward, needs=ctx.needs)
+        reference_backward: Callable[..., Gradients] = partial(reference.backward, maps=ctx.maps, needs=ctx.needs)
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
 
         def gradients(*differentiated: Tensor) -> Gradients:

@@ -26,8 +26,16 @@ def forward(
     bias: Tensor | None,
     residual_scale: Tensor | None,
     out_features: int,
+    maps: int | None = None,
 ) -> Tensor:
-    """The output y, `[..., out_features]`, for x, `[..., in_features]`."""
+    """The output y, `[..., out_features]`, for x, `[..., in_features]`.
+
+    Of several `maps` of x, all parameters have one more dimension in front, and the outputs are side by side.
+    """
+    if maps is not None:
+        parameters = (blocks, d_in, d_out, bias, residual_scale)
+        of_maps = ([None if p is None else p[k] for p in parameters] for k in range(maps))
+        return torch.cat([forward(x, b, order, *rest, out_features) for b, *rest in of_maps], dim=-1)
     stages = _Stages(x, blocks, order, residual_scale)
     z = tile(x.to(stages.dtype), stages.n)
     if d_in is not None:
@@ -49,9 +57,19 @@ def backward(
     d_in: Tensor | None,
     d_out: Tensor | None,
     residual_scale: Tensor | None,
+    maps: int | None,
     needs: Sequence[bool],
 ) -> Gradients:
     """The gradients of x, blocks, d_in, d_out, bias, residual_scale; those that are not needed are left empty."""
+    if maps is not None:
+        parameters = (blocks, d_in, d_out, residual_scale)
+        of_maps = ([None if p is None else p[k] for p in parameters] for k in range(maps))
+        gradients = [
+            backward(part, x, b, order, *rest, None, needs)
+            for part, (b, *rest) in zip(grad.chunk(maps, dim=-1), of_maps, strict=True)
+        ]
+        of_x, *of_parameters = (torch.stack(parts) for parts in zip(*gradients, strict=True))
+        return of_x.sum(0), *of_parameters
     needs_x, needs_blocks, needs_d_in, needs_d_out, needs_bias, needs_residual = needs
     stages = _Stages(x, blocks, order, residual_scale)
     x_tiled = tile(x.reshape(-1, x.shape[-1]).to(stages.dtype), stages.n)
