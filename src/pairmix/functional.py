@@ -1,8 +1,9 @@
-"""The operator as a function: check the arguments, choose the implementation, call it."""
+"""The operator, and recurrences of it, as functions: check the arguments, choose the implementation, call it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -134,6 +135,104 @@ def _checked(
     if parameters["residual_scale"] is not None and n % 2 == 0:
         raise ValueError(f"residual_scale is for odd widths, where a coordinate is left over; this width is {n}")
     return x
+
+
+def recurrence(
+    cell: str,
+    gates: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    blocks: Tensor,
+    schedule: Schedule,
+    *,
+    batch_sizes: Sequence[int] | None = None,
+    d_in: Tensor,
+    d_out: Tensor,
+    bias: Tensor | None = None,
+    residual_scale: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Run a recurrent cell over all steps of a batch of sequences.
+
+    Half precision is computed in float32.
+
+    Args:
+        cell: `"tanh"`, `"relu"`, `"linear"`, `"gru"`, `"gru_reset_after"` or `"lstm"`.
+        gates: what the inputs of all steps contribute to the gates, which are side by side: r, z, candidate for a GRU,
+            i, f, g, o for an LSTM. Its rows are those of the first step, then those of the second, and so on.
+        h: the state of every sequence before the first step.
+        c: for an LSTM, its cell state.
+        blocks: with what follows, the operators that read the state, one for every gate: see `spm` with `maps`.
+        schedule: that of all of them.
+        batch_sizes: how many sequences have a row at each step, never more than at the step before; None if all have
+            one at every step.
+        d_in: see `spm`.
+        d_out: see `spm`.
+        bias: see `spm`.
+        residual_scale: see `spm`.
+        impl: see `spm`.
+
+    Shape:
+        - gates: `(N, G * H)` for G gates, where N is the sum of the batch sizes
+        - h, c: `(B, H)`
+        - output: h and c after each step, `(N, H)` each; without a cell state the second one has no rows
+
+    Raises:
+        ValueError: for a cell that does not exist or shapes that do not fit.
+    """
+    if cell not in ops.GATES:
+        raise ValueError(f"cell must be one of {list(ops.GATES)}, got {cell!r}")
+    batch, size = h.shape
+    maps = ops.GATES[cell]
+    if size != schedule.n or gates.dim() != 2 or gates.shape[1] != maps * size:
+        raise ValueError(
+            f"a {cell} of width {schedule.n} needs gates of shape (N, {maps * schedule.n}) and states of shape "
+            f"(B, {schedule.n}), got {tuple(gates.shape)} and {tuple(h.shape)}"
+        )
+    if (c is None) == (cell == "lstm") or (c is not None and c.shape != h.shape):
+        raise ValueError(f"a {cell} and c={None if c is None else tuple(c.shape)}, h={tuple(h.shape)} do not fit")
+    if batch_sizes is None:
+        if batch and gates.shape[0] % batch:
+            raise ValueError(f"{gates.shape[0]} rows of gates cannot be steps of {batch} sequences")
+    elif sum(batch_sizes) != gates.shape[0] or any(b > a for a, b in pairwise([batch, *batch_sizes])):
+        raise ValueError(f"batch_sizes {list(batch_sizes)} do not fit {gates.shape[0]} rows of {batch} sequences")
+
+    dtype = gates.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    c = h.new_empty(0) if c is None else c
+    tensors = [None if t is None else t.to(wide) for t in (gates, h, c, blocks, d_in, d_out, bias, residual_scale)]
+    all_h, all_c = _run_cell(cell, batch_sizes, schedule, choose_impl(impl, gates.device), *tensors)
+    return all_h.to(dtype), all_c.to(dtype)
+
+
+def _run_cell(
+    cell: str,
+    batch_sizes: Sequence[int] | None,
+    schedule: Schedule,
+    impl: str,
+    gates: Tensor,
+    h: Tensor,
+    c: Tensor,
+    blocks: Tensor,
+    d_in: Tensor,
+    d_out: Tensor,
+    bias: Tensor | None,
+    residual_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    if impl == "cpu" and ops.can_recur(gates):
+        sizes = None if batch_sizes is None else list(batch_sizes)
+        maps = (blocks, schedule.order, d_in, d_out, bias, residual_scale)
+        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, *maps, cell)
+        return all_h, all_c
+
+    def mix(x: Tensor, first: int, last: int) -> Tensor:
+        named = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
+        some = {name: None if tensor is None else tensor[first:last] for name, tensor in named.items()}
+        return spm(x, blocks[first:last], schedule, **some, maps=last - first, impl=impl)
+
+    if batch_sizes is None:
+        batch_sizes = [h.shape[0]] * (gates.shape[0] // h.shape[0])
+    return ops.unrolled(cell, gates, h, c, batch_sizes, mix)
 
 
 def choose_impl(impl: str, device: torch.device) -> str:

@@ -32,7 +32,7 @@ class Coeffs {
       : plan_(*call.plan),
         layout_(layout),
         rotation_(call.rotation),
-        reads_in_place_(call.rows < kRowsWorthPacking && plan_.n() % 2 == 0),
+        reads_in_place_(call.rows * call.steps < kRowsWorthPacking && plan_.n() % 2 == 0),
         half_(plan_.half()),
         given_(call.parameters) {}
 

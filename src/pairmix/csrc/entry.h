@@ -33,9 +33,9 @@ class Entry {
 
   Entry(const T* coeffs, int64_t stage_size, int32_t units) : coeffs_(coeffs), stage_size_(stage_size), units_(units) {}
 
-  void read(const Rows& x, int64_t start, int64_t count, const Tile<T>& tile, const Share& share) const {
+  void read(const Rows& x, int64_t count, const Tile<T>& tile, const Share& share) const {
     in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
-      const S* from = row<const S>(x, start + first);
+      const S* from = row<const S>(x, first);
       each_column(share, [&](int32_t column) {
         Vector<T> v[vectors * rows_in_vector];
         load_units<vectors()>(from + column, x.row_stride, rows, v);
@@ -52,11 +52,10 @@ class Entry {
 
   // `tile` has the gradients behind the entry; those of its coefficients are added to `gradients`, and `grad_x` is written,
   // if they are not null.
-  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count,
-                  const Share& share) const {
-    if (gradients && grad_x.data) return write_back<true, true>(tile, x, gradients, grad_x, start, count, share);
-    if (gradients) return write_back<true, false>(tile, x, gradients, grad_x, start, count, share);
-    write_back<false, true>(tile, x, gradients, grad_x, start, count, share);
+  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t count, const Share& share) const {
+    if (gradients && grad_x.data) return write_back<true, true>(tile, x, gradients, grad_x, count, share);
+    if (gradients) return write_back<true, false>(tile, x, gradients, grad_x, count, share);
+    write_back<false, true>(tile, x, gradients, grad_x, count, share);
   }
 
  private:
@@ -91,11 +90,10 @@ class Entry {
   }
 
   template <bool kParameters, bool kInput>
-  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t start, int64_t count,
-                  const Share& share) const {
+  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t count, const Share& share) const {
     in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
-      const S* input = kParameters ? row<const S>(x, start + first) : nullptr;
-      S* to = kInput ? row<S>(grad_x, start + first) : nullptr;
+      const S* input = kParameters ? row<const S>(x, first) : nullptr;
+      S* to = kInput ? row<S>(grad_x, first) : nullptr;
       each_column(share, [&](int32_t column) {
         Vector<T> z[vectors * rows_in_vector] = {};
         if constexpr (kParameters) load_units<vectors()>(input + column, x.row_stride, rows, z);

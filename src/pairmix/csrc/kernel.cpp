@@ -5,16 +5,19 @@
 
 #include "halves.h"
 #include "peak.h"
+#include "recurrence.h"
 #include "run.h"
 #include "scratch.h"
 
 namespace pairmix {
 namespace {
 
+thread_local Arena arena;  // one for all kinds of calls that this thread makes
+
 template <class S, class T, int kLanes = Simd<T>::width>
 void run_with_lanes(const Call& call, bool backward, int32_t lanes) {
   if (lanes == kLanes) {
-    Run<S, T, kLanes> run(call, backward);
+    Run<S, T, kLanes> run(call, backward, arena);
     backward ? run.backward() : run.forward();
   } else if constexpr (kLanes > 1) {
     run_with_lanes<S, T, kLanes / 2>(call, backward, lanes);
@@ -65,11 +68,32 @@ void dispatch(const Call& call, bool backward) {
 void forward(const Call& call) { dispatch(call, false); }
 void backward(const Call& call) { dispatch(call, true); }
 
+template <class T, int kLanes = Simd<T>::width>
+void recur_with_lanes(const Recurrence& recurrence, bool backward, int32_t lanes) {
+  if (lanes == kLanes) {
+    RecurrentRun<T, kLanes> run(recurrence, backward);
+    backward ? run.backward() : run.forward();
+  } else if constexpr (kLanes > 1) {
+    recur_with_lanes<T, kLanes / 2>(recurrence, backward, lanes);
+  }
+}
+
+void recur(const Recurrence& recurrence, bool backward) {
+  if (recurrence.dtype == Dtype::float64)
+    recur_with_lanes<double>(recurrence, backward, recurrence.plan->lanes(Simd<double>::width));
+  else
+    recur_with_lanes<float>(recurrence, backward, recurrence.plan->lanes(Simd<float>::width));
+}
+
+void recurrence_forward(const Recurrence& recurrence) { recur(recurrence, false); }
+void recurrence_backward(const Recurrence& recurrence) { recur(recurrence, true); }
+
 }  // namespace
 
 #define PAIRMIX_STRING(name) #name
 #define PAIRMIX_KERNELS(target) \
-  const Kernels kernels_##target = {PAIRMIX_STRING(target), forward, backward, multiply_adds_per_second};
+  const Kernels kernels_##target = {PAIRMIX_STRING(target), forward, backward, recurrence_forward, recurrence_backward, \
+                                    multiply_adds_per_second};
 #define PAIRMIX_EXPANDED(target) PAIRMIX_KERNELS(target)
 PAIRMIX_EXPANDED(PAIRMIX_TARGET)
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "plan.h"
 
@@ -29,6 +30,7 @@ struct Call {
   bool halves_everywhere;  // parameters have that dtype too; otherwise they are float64 if the rows are, and else float32
   bool rotation;
   int64_t rows;
+  int64_t steps = 1;  // how often there are so many rows, one after the other
   int32_t in_features, out_features;
   int32_t threads;
   Rows x, y;        // y is written by forward
@@ -37,10 +39,42 @@ struct Call {
   Parameters gradients;  // backward: written where not null
 };
 
+enum class Cell : int32_t { tanh, relu, linear, gru, gru_reset_after, lstm };
+
+constexpr int64_t gates_of(Cell cell) {
+  return cell == Cell::lstm ? 4 : cell == Cell::gru || cell == Cell::gru_reset_after ? 3 : 1;
+}
+
+// How many numbers a unit of the state leaves for backward: the gates, and for `gru_reset_after` the mixed state.
+constexpr int64_t saved_of(Cell cell) {
+  return cell == Cell::lstm || cell == Cell::gru_reset_after ? 4 : cell == Cell::gru ? 3 : 0;
+}
+
+// A recurrent network over all steps of a batch of sequences. The rows of a step are those of the first batch_sizes[step]
+// sequences; everything is dense, float32 or float64.
+struct Recurrence {
+  const Plan* plan;
+  Dtype dtype;
+  bool rotation;
+  Cell cell;
+  int32_t threads;
+  std::vector<int64_t> batch_sizes;  // none larger than the one before
+  Parameters maps[4];                // of the state, one for every gate
+  void *h0, *c0;                     // [batch, n], before the first step
+  void* gates;                       // [rows, gates * n]: what the inputs contribute
+  void *h, *c, *saved;               // [rows, ...], after every step, written by forward
+  void *grad_h, *grad_c;             // [rows, n], read by backward; may be null
+  void* grad_gates;                  // [rows, gates * n], written by backward
+  void* grad_mixed;                  // likewise, that of what the maps contribute, where it is another
+  void *grad_h0, *grad_c0;           // [batch, n], written by backward
+};
+
 struct Kernels {
   const char* name;
   void (*forward)(const Call&);
   void (*backward)(const Call&);
+  void (*recurrence_forward)(const Recurrence&);
+  void (*recurrence_backward)(const Recurrence&);
   double (*multiply_adds_per_second)(int32_t threads);  // the most that this build could do on this machine
 };
 

@@ -36,13 +36,18 @@ constexpr int32_t kDepthOfMany = 32;
 constexpr int64_t kSharedBytes = 2 << 20;
 constexpr int64_t kSharedBytesOfFewRows = 512 << 10;
 
-thread_local Arena arena;  // one for all kinds of calls that this thread makes
+template <class S>
+inline Rows from_row(Rows rows, int64_t start) {
+  if (rows.data) rows.data = static_cast<S*>(rows.data) + start * rows.row_stride;
+  return rows;
+}
 
 // What a thread works with.
 template <class T>
 struct Workspace {
-  Share share;           // of the tile at hand
-  int64_t start, count;  // its rows
+  Share share;                // of the tile at hand
+  Rows x, y, grad, grad_x;  // its rows, those that there are
+  int64_t count;              // how many
   int32_t depth;
   std::vector<Tile<T>> kept;  // the input of every group
   Tile<T> gradient;
@@ -56,7 +61,8 @@ struct Workspace {
 template <class S, class T, int kLanes>
 class Run {
  public:
-  Run(const Call& call, bool backward)
+  // Its memory is in the arena, as long as it lives.
+  Run(const Call& call, bool backward, Arena& arena)
       : call_(call),
         plan_(*call.plan),
         enters_(Entry<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
@@ -78,6 +84,8 @@ class Run {
     if (wants_rest_) coeffs_.prepare();
     make_steps();
   }
+
+  int32_t threads() const { return threads_; }
 
   void forward() {
 #pragma omp parallel num_threads(threads_)
@@ -108,6 +116,22 @@ class Run {
     }
   }
 
+  // For a thread that walks the rows of all steps on its own: the first `count` of these.
+  void forward(int32_t thread, const Rows& x, const Rows& y, int64_t count) {
+    Workspace<T>& work = workspaces_[thread];
+    for (int64_t start = 0; start < count; start += rows_per_tile_) {
+      begin(from_row<S>(x, start), from_row<S>(y, start), {}, {}, std::min(rows_per_tile_, count - start), work);
+      tile_forward(work);
+    }
+  }
+  void backward(int32_t thread, const Rows& grad, const Rows& grad_x, int64_t count) {
+    Workspace<T>& work = workspaces_[thread];
+    for (int64_t start = 0; start < count; start += rows_per_tile_) {
+      begin({}, {}, from_row<S>(grad, start), from_row<S>(grad_x, start), std::min(rows_per_tile_, count - start), work);
+      tile_backward(work);
+    }
+  }
+
  private:
   // What a thread does: its share of the tiles, or of every tile.
   template <class F>
@@ -121,7 +145,9 @@ class Run {
     if (backward_ && call_.gradients.bias) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
     wait_for_others(work);
     for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
-      begin(t, work);
+      const int64_t start = t * rows_per_tile_;
+      begin(from_row<S>(call_.x, start), from_row<S>(call_.y, start), from_row<S>(call_.grad, start),
+            from_row<S>(call_.grad_x, start), std::min(rows_per_tile_, call_.rows - start), work);
       f(work);
       wait_for_others(work);
     }
@@ -146,7 +172,7 @@ class Run {
 
   static bool shares(const Call& call) {
     const int64_t most = call.rows < kRowsWorthPacking ? kSharedBytesOfFewRows : kSharedBytes;
-    return kLanes > 1 && call.threads > 1 && coeff_bytes(call) > most;
+    return kLanes > 1 && call.threads > 1 && call.steps == 1 && coeff_bytes(call) > most;
   }
 
   // Backward, if there is not much, the inputs of all stages are kept at once: in the L2 cache, but without computing
@@ -171,11 +197,10 @@ class Run {
     return depth;
   }
 
-  void begin(int64_t tile, Workspace<T>& work) const {
+  void begin(const Rows& x, const Rows& y, const Rows& grad, const Rows& grad_x, int64_t count, Workspace<T>& work) const {
     constexpr int64_t together = Simd<T>::width / kLanes;
-    work.start = tile * rows_per_tile_;
-    work.count = std::min(rows_per_tile_, call_.rows - work.start);
-    work.depth = static_cast<int32_t>((work.count + together - 1) / together);
+    work.x = x, work.y = y, work.grad = grad, work.grad_x = grad_x, work.count = count;
+    work.depth = static_cast<int32_t>((count + together - 1) / together);
   }
 
   void lay_out(Parts& parts) {
@@ -269,8 +294,8 @@ class Run {
 
   void read_input(const Tile<T>& tile, Workspace<T>& work) const {
     if constexpr (Entry<S, T, kLanes>::exists)
-      if (enters_) return entry().read(call_.x, work.start, work.count, tile, work.share);
-    mover_.read(call_.x, work.start, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
+      if (enters_) return entry().read(work.x, work.count, tile, work.share);
+    mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
   }
 
   void tile_forward(Workspace<T>& work) const {
@@ -282,7 +307,7 @@ class Run {
         const Units<T> units = locate(component, z, work.from);
         group_forward(k, component, units, units, work);
       });
-    mover_.write(z, static_cast<const T*>(call_.parameters.bias), call_.y, work.start, work.count, call_.out_features,
+    mover_.write(z, static_cast<const T*>(call_.parameters.bias), work.y, work.count, call_.out_features,
                  work.buffer, work.share);
   }
 
@@ -297,7 +322,7 @@ class Run {
                         locate(component, work.kept[k + 1], work.to), work);
         });
     }
-    mover_.read(call_.grad, work.start, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient,
+    mover_.read(work.grad, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient,
                 work.share);
     wait_for_others(work);
     if (!wants_rest_) return;
@@ -305,11 +330,10 @@ class Run {
       each_component(groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
     if constexpr (Entry<S, T, kLanes>::exists)
       if (enters_)
-        return entry().write_back(work.gradient, call_.x, wants_parameters_ ? work.coeff_gradients : nullptr, call_.grad_x,
-                                  work.start, work.count, work.share);
+        return entry().write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x,
+                                  work.count, work.share);
     if (call_.grad_x.data)
-      mover_.write(work.gradient, nullptr, call_.grad_x, work.start, work.count, call_.in_features, work.buffer,
-                   work.share);
+      mover_.write(work.gradient, nullptr, work.grad_x, work.count, call_.in_features, work.buffer, work.share);
   }
 
   // Computes the inputs of the group's steps again and walks back.

@@ -118,11 +118,11 @@ class Mover {
   // How many numbers the buffer takes.
   int64_t buffer_size() const { return (rows_together + int64_t{1}) * (padded_ + width); }
 
-  // Fill the tile with `count` rows from `start` on. Rows that fill up the last vectors are zero. `column_sums`, if not
-  // null, gets the sum of each feature added.
-  void read(const Rows& rows, int64_t start, int64_t count, int32_t features, const Tile<T>& tile, T* buffer,
-            T* column_sums, const Share& share) const {
-    const S* data = static_cast<const S*>(rows.data) + start * rows.row_stride;
+  // Fill the tile with the first `count` rows. Rows that fill up the last vectors are zero. `column_sums`, if not null, gets
+  // the sum of each feature added.
+  void read(const Rows& rows, int64_t count, int32_t features, const Tile<T>& tile, T* buffer, T* column_sums,
+            const Share& share) const {
+    const S* data = static_cast<const S*>(rows.data);
     const bool direct = features == n_ && rows.column_stride == 1;
     in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       const S* row = data + first * rows.row_stride;
@@ -137,10 +137,10 @@ class Mover {
     });
   }
 
-  // Write the first `count` rows of the tile to the rows from `start` on.
-  void write(const Tile<T>& tile, const T* bias, const Rows& rows, int64_t start, int64_t count, int32_t features,
-             T* buffer, const Share& share) const {
-    S* data = static_cast<S*>(rows.data) + start * rows.row_stride;
+  // Write the first `count` rows of the tile.
+  void write(const Tile<T>& tile, const T* bias, const Rows& rows, int64_t count, int32_t features, T* buffer,
+             const Share& share) const {
+    S* data = static_cast<S*>(rows.data);
     in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       S* row = data + first * rows.row_stride;
       if (features == n_) return write_block<vectors()>(tile, first, bias, rows.adds, row, rows.row_stride, together, n_);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,17 @@ _SCHEDULES: dict[str, Callable[[int, int | None], Schedule]] = {
     "brick": Schedule.brick,
     "random": Schedule.random,
 }
+
+
+class SPMOptions(TypedDict, total=False):
+    """The options of SPMLinear that modules made of it hand on; they are explained there."""
+
+    block: str
+    stages: int | None
+    schedule: str | Schedule
+    residual: str
+    init: str | Callable[[Tensor], Any]
+    impl: str
 
 
 class SPMLinear(nn.Module):
@@ -178,6 +189,18 @@ class SPMLinear(nn.Module):
             maps=self.maps,
             impl=self.impl,
         )
+
+    def operator(self) -> dict[str, Any]:
+        """What `functional.recurrence` takes of the operators that read the state: parameters, schedule and impl."""
+        return {
+            "blocks": self.coeffs if self.block == "general" else self.angles,
+            "schedule": self.schedule,
+            "d_in": self.d_in,
+            "d_out": self.d_out,
+            "bias": self.bias,
+            "residual_scale": self.residual_scale,
+            "impl": self.impl,
+        }
 
     def _parameter(self, name: str) -> Any:
         # The attributes of a module are found late: five of them take as long as a small layer.

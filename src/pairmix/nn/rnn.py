@@ -1,0 +1,476 @@
+"""Recurrent networks whose dense maps are SPM operators."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from pairmix import functional
+from pairmix.nn.linear import SPMLinear, SPMOptions
+
+_NONLINEARITIES = ("tanh", "relu", "linear")
+
+
+class _Recurrent(nn.Module):
+    """What the networks and the single cells have in common: for every gate a map of the input and one of the state."""
+
+    gates: int
+    states: tuple[str, ...] = ("h",)
+
+    def __init__(self, cell: str, input_size: int, hidden_size: int, bias: bool, **options: Any) -> None:
+        super().__init__()
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        self.cell = cell
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bias
+        self._options = options
+
+    def _add_maps(self, suffix: str, input_size: int) -> None:
+        # One bias a gate is enough, unless the state's maps are scaled before they are added.
+        state_bias = self.bias and self.cell == "gru_reset_after"
+        make = {"maps": self.gates, **self._options}
+        self.add_module(f"ih{suffix}", SPMLinear(input_size, self.hidden_size, self.bias, **make))
+        self.add_module(f"hh{suffix}", SPMLinear(self.hidden_size, self.hidden_size, state_bias, **make))
+
+    def _run(
+        self, suffix: str, rows: Tensor, states: Sequence[Tensor], batch_sizes: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """The states after every step, for the rows of all steps."""
+        ih, hh = self.get_submodule(f"ih{suffix}"), self.get_submodule(f"hh{suffix}")
+        h, c = (*states, None)[:2]
+        after = functional.recurrence(self.cell, ih(rows), h, c, batch_sizes=batch_sizes, **hh.operator())
+        return list(after[: len(self.states)])
+
+    def reset_parameters(self) -> None:
+        """Fill the parameters anew, as `init` says."""
+        for module in self.children():
+            module.reset_parameters()
+
+    def _checked_states(self, hx: Any, shape: tuple[int, ...]) -> list[Tensor]:
+        given = [hx] if len(self.states) == 1 else list(hx)
+        if len(given) != len(self.states):
+            raise ValueError(f"expected the initial states ({', '.join(self.states)}), got {len(given)} tensors")
+        for name, state in zip(self.states, given, strict=True):
+            if tuple(state.shape) != shape:
+                raise ValueError(f"expected an initial {name} of shape {shape}, got {tuple(state.shape)}")
+        return given
+
+    def _as_given(self, states: Sequence[Tensor]) -> Any:
+        return states[0] if len(self.states) == 1 else tuple(states)
+
+
+class _SPMRNN(_Recurrent):
+    """Layers and directions, as :class:`torch.nn.RNNBase` has them."""
+
+    def __init__(
+        self,
+        cell: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(cell, input_size, hidden_size, bias, **options)
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must be a probability, in 0..1, got {dropout}")
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(f"dropout={dropout} is between layers, and num_layers is 1: nothing is dropped", stacklevel=3)
+        self.num_layers = num_layers
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        for layer in range(num_layers):
+            for suffix in self._suffixes(layer):
+                self._add_maps(suffix, input_size if layer == 0 else hidden_size * self._directions)
+
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"_l{layer}", f"_l{layer}_reverse"][: self._directions]
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx)
+        if input.dim() not in (2, 3):
+            raise ValueError(f"expected an input of 2 or 3 dimensions, got {input.dim()}: {tuple(input.shape)}")
+        is_batched = input.dim() == 3
+        x = input if is_batched else input.unsqueeze(1)
+        if is_batched and self.batch_first:
+            x = x.transpose(0, 1)
+        steps, batch, size = x.shape
+        if size != self.input_size:
+            raise ValueError(f"expected an input of size {self.input_size}, got {size}: {tuple(input.shape)}")
+        if steps == 0:
+            raise ValueError(f"expected a sequence of at least one step, got the shape {tuple(input.shape)}")
+        shape = (self.num_layers * self._directions, *([batch] if is_batched else []), self.hidden_size)
+        states = self._initial_states(hx, shape, x)
+        if not is_batched:
+            states = [state.unsqueeze(1) for state in states]
+
+        rows, finals = self._run_layers(x.flatten(0, 1), states, _Padded(steps, batch))
+        y = rows.unflatten(0, (steps, batch))
+        if not is_batched:
+            return y.squeeze(1), self._as_given([final.squeeze(1) for final in finals])
+        return y.transpose(0, 1) if self.batch_first else y, self._as_given(finals)
+
+    def _forward_packed(self, input: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
+        rows, batch_sizes, sorted_indices, unsorted_indices = input
+        if rows.dim() != 2 or rows.shape[1] != self.input_size:
+            raise ValueError(f"expected packed data of shape (*, {self.input_size}), got {tuple(rows.shape)}")
+        shape = (self.num_layers * self._directions, int(batch_sizes[0]), self.hidden_size)
+        states = self._initial_states(hx, shape, rows)
+        if hx is not None and sorted_indices is not None:
+            states = [state.index_select(1, sorted_indices) for state in states]
+        rows, finals = self._run_layers(rows, states, _Packed(batch_sizes, rows.device))
+        if unsorted_indices is not None:
+            finals = [final.index_select(1, unsorted_indices) for final in finals]
+        return PackedSequence(rows, batch_sizes, sorted_indices, unsorted_indices), self._as_given(finals)
+
+    def _initial_states(self, hx: Any, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+        if hx is None:
+            return [like.new_zeros(shape) for _ in self.states]
+        return self._checked_states(hx, shape)
+
+    def _run_layers(
+        self, rows: Tensor, states: Sequence[Tensor], sequences: _Padded | _Packed
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The rows of the last layer, and the states that all layers and directions end with."""
+        finals: list[list[Tensor]] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for reverse, suffix in enumerate(self._suffixes(layer)):
+                x = sequences.reversed(rows) if reverse else rows
+                after = self._run(suffix, x, [state[len(finals)] for state in states], sequences.batch_sizes)
+                finals.append([sequences.last(state) for state in after])
+                outputs.append(sequences.reversed(after[0]) if reverse else after[0])
+            rows = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+            if self.dropout and layer < self.num_layers - 1:
+                rows = F.dropout(rows, self.dropout, self.training)
+        return rows, [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+    def extra_repr(self) -> str:
+        options = {
+            "num_layers": (self.num_layers, 1),
+            "bias": (self.bias, True),
+            "batch_first": (self.batch_first, False),
+            "dropout": (self.dropout, 0.0),
+            "bidirectional": (self.bidirectional, False),
+        }
+        changed = "".join(f", {name}={value}" for name, (value, usual) in options.items() if value != usual)
+        return f"{self.input_size}, {self.hidden_size}, cell={self.cell}{changed}"
+
+
+class _Padded:
+    """Sequences of equal length: the rows of a step are those of all sequences."""
+
+    batch_sizes = None
+
+    def __init__(self, steps: int, batch: int) -> None:
+        self._steps = (steps, batch)
+
+    def reversed(self, rows: Tensor) -> Tensor:
+        """Every sequence back to front."""
+        return rows.unflatten(0, self._steps).flip(0).flatten(0, 1)
+
+    def last(self, rows: Tensor) -> Tensor:
+        """The rows that the sequences end with."""
+        return rows.unflatten(0, self._steps)[-1]
+
+
+class _Packed:
+    """Sequences of any length, the longest first: those that have ended have no more rows."""
+
+    def __init__(self, batch_sizes: Tensor, device: torch.device) -> None:
+        self.batch_sizes: list[int] = batch_sizes.tolist()
+        start = batch_sizes.cumsum(0) - batch_sizes
+        step = torch.repeat_interleave(torch.arange(len(batch_sizes)), batch_sizes)
+        sequence = torch.arange(len(step)) - start[step]
+        length = torch.bincount(sequence)
+        self._reversed = (start[length[sequence] - 1 - step] + sequence).to(device)
+        self._last = (start[length - 1] + torch.arange(len(length))).to(device)
+
+    def reversed(self, rows: Tensor) -> Tensor:
+        """Every sequence back to front."""
+        return rows.index_select(0, self._reversed)
+
+    def last(self, rows: Tensor) -> Tensor:
+        """The rows that the sequences end with."""
+        return rows.index_select(0, self._last)
+
+
+class SPMRNN(_SPMRNN):
+    r"""An Elman network, in place of :class:`torch.nn.RNN`, with an SPM operator for each of its two dense maps.
+
+    .. math:: h_t = \tanh(W x_t + U h_{t-1} + b)
+
+    Arguments, shapes and return values are those of :class:`torch.nn.RNN`. There is one bias, not two that are added.
+
+    Args:
+        input_size: size of the input at each step.
+        hidden_size: size of the state.
+        num_layers: how many networks are stacked, each reading the states of the one below.
+        nonlinearity: `"tanh"`, `"relu"`, or `"linear"` for none.
+        bias: whether there is a bias, which starts at zero.
+        batch_first: whether the batch is the first dimension of input and output, and not the second.
+        dropout: what fraction of the states between layers is dropped in training.
+        bidirectional: whether a second network reads the sequence from its end.
+        device: where the parameters live.
+        dtype: their dtype.
+        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every map, as :class:`SPMLinear` has
+            them. A `Schedule` must have the width of every map; a name fits all.
+
+    Attributes:
+        ih_l[k], hh_l[k]: the maps of the input and of the state, each an :class:`SPMLinear`; with `_reverse` those of
+            the second direction. `to_dense()` gives what torch calls `weight_ih_l[k]` and `weight_hh_l[k]`.
+
+    Example:
+        >>> rnn = SPMRNN(100, 256, num_layers=2)
+        >>> output, h_n = rnn(torch.randn(35, 8, 100))
+        >>> output.shape, h_n.shape
+        (torch.Size([35, 8, 256]), torch.Size([2, 8, 256]))
+    """
+
+    gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[SPMOptions],
+    ) -> None:
+        _check_nonlinearity(nonlinearity)
+        super().__init__(
+            nonlinearity, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype, **options,
+        )  # fmt: skip
+        self.nonlinearity = nonlinearity
+
+
+class SPMGRU(_SPMRNN):
+    r"""A gated recurrent unit, in place of :class:`torch.nn.GRU`, with an SPM operator for each of its six dense maps.
+
+    .. math::
+        r_t &= \sigma(W_r x_t + U_r h_{t-1} + b_r) \\
+        z_t &= \sigma(W_z x_t + U_z h_{t-1} + b_z) \\
+        \tilde h_t &= \tanh(W_h x_t + U_h (r_t \odot h_{t-1}) + b_h) \\
+        h_t &= (1 - z_t) \odot h_{t-1} + z_t \odot \tilde h_t
+
+    Arguments, shapes and return values are those of :class:`torch.nn.GRU`, and the gates have the same order: r, z and
+    the candidate. With `reset_after=True` the equations are torch's too:
+
+    .. math::
+        \tilde h_t = \tanh(W_h x_t + b_h + r_t \odot (U_h h_{t-1} + c_h)), \qquad
+        h_t = (1 - z_t) \odot \tilde h_t + z_t \odot h_{t-1}
+
+    Args:
+        input_size: see :class:`SPMRNN`, as for all that follows.
+        hidden_size: size of the state.
+        num_layers: how many networks are stacked.
+        bias: whether there are biases.
+        batch_first: whether the batch is the first dimension of input and output.
+        dropout: what fraction of the states between layers is dropped in training.
+        bidirectional: whether a second network reads the sequence from its end.
+        device: where the parameters live.
+        dtype: their dtype.
+        reset_after: whether to compute torch's arrangement instead of the paper's.
+        **options: those of every map, as in :class:`SPMRNN`.
+
+    Example:
+        >>> gru = SPMGRU(64, 64, batch_first=True, bidirectional=True)
+        >>> output, h_n = gru(torch.randn(8, 35, 64))
+        >>> output.shape, h_n.shape
+        (torch.Size([8, 35, 128]), torch.Size([2, 8, 64]))
+    """
+
+    gates = 3
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        reset_after: bool = False,
+        **options: Unpack[SPMOptions],
+    ) -> None:
+        super().__init__(
+            "gru_reset_after" if reset_after else "gru",
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype, **options,
+        )  # fmt: skip
+        self.reset_after = reset_after
+
+
+class SPMLSTM(_SPMRNN):
+    r"""A long short-term memory, in place of :class:`torch.nn.LSTM`, with an SPM operator for each of its eight maps.
+
+    .. math::
+        (i, f, o) &= \sigma(W x_t + U h_{t-1} + b), \qquad g = \tanh(W_g x_t + U_g h_{t-1} + b_g) \\
+        c_t &= f \odot c_{t-1} + i \odot g, \qquad h_t = o \odot \tanh(c_t)
+
+    Arguments, shapes and return values are those of :class:`torch.nn.LSTM`, and the gates have the same order: i, f, g,
+    o. The arguments are those of :class:`SPMRNN`; `proj_size` must be 0.
+
+    Example:
+        >>> lstm = SPMLSTM(64, 64)
+        >>> output, (h_n, c_n) = lstm(torch.randn(35, 8, 64))
+        >>> output.shape, c_n.shape
+        (torch.Size([35, 8, 64]), torch.Size([1, 8, 64]))
+    """
+
+    gates = 4
+    states = ("h", "c")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[SPMOptions],
+    ) -> None:
+        if proj_size:
+            raise ValueError(f"a projected state is not supported: proj_size must be 0, got {proj_size}")
+        super().__init__(
+            "lstm", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype, **options,
+        )  # fmt: skip
+        self.proj_size = proj_size
+
+
+class _SPMCell(_Recurrent):
+    """A single step, as :class:`torch.nn.RNNCellBase` has it."""
+
+    def __init__(self, cell: str, input_size: int, hidden_size: int, bias: bool, **options: Any) -> None:
+        super().__init__(cell, input_size, hidden_size, bias, **options)
+        self._add_maps("", input_size)
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
+            raise ValueError(f"expected an input of shape (batch, {self.input_size}), got {tuple(input.shape)}")
+        shape = (*input.shape[:-1], self.hidden_size)
+        states = [input.new_zeros(shape) for _ in self.states] if hx is None else self._checked_states(hx, shape)
+        if input.dim() == 2:
+            return self._as_given(self._run("", input, states))
+        after = self._run("", input.unsqueeze(0), [state.unsqueeze(0) for state in states])
+        return self._as_given([state.squeeze(0) for state in after])
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, cell={self.cell}" + ("" if self.bias else ", bias=False")
+
+
+class SPMRNNCell(_SPMCell):
+    """One step of :class:`SPMRNN`, in place of :class:`torch.nn.RNNCell`, with the same options.
+
+    Example:
+        >>> SPMRNNCell(10, 20)(torch.randn(3, 10)).shape
+        torch.Size([3, 20])
+    """
+
+    gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[SPMOptions],
+    ) -> None:
+        _check_nonlinearity(nonlinearity)
+        super().__init__(nonlinearity, input_size, hidden_size, bias, device=device, dtype=dtype, **options)
+        self.nonlinearity = nonlinearity
+
+
+class SPMGRUCell(_SPMCell):
+    """One step of :class:`SPMGRU`, in place of :class:`torch.nn.GRUCell`, with the same options.
+
+    Example:
+        >>> SPMGRUCell(10, 20)(torch.randn(3, 10), torch.zeros(3, 20)).shape
+        torch.Size([3, 20])
+    """
+
+    gates = 3
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        reset_after: bool = False,
+        **options: Unpack[SPMOptions],
+    ) -> None:
+        cell = "gru_reset_after" if reset_after else "gru"
+        super().__init__(cell, input_size, hidden_size, bias, device=device, dtype=dtype, **options)
+        self.reset_after = reset_after
+
+
+class SPMLSTMCell(_SPMCell):
+    """One step of :class:`SPMLSTM`, in place of :class:`torch.nn.LSTMCell`, with the same options.
+
+    Example:
+        >>> h, c = SPMLSTMCell(10, 20)(torch.randn(3, 10))
+        >>> h.shape, c.shape
+        (torch.Size([3, 20]), torch.Size([3, 20]))
+    """
+
+    gates = 4
+    states = ("h", "c")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[SPMOptions],
+    ) -> None:
+        super().__init__("lstm", input_size, hidden_size, bias, device=device, dtype=dtype, **options)
+
+
+def _check_nonlinearity(nonlinearity: str) -> None:
+    if nonlinearity not in _NONLINEARITIES:
+        raise ValueError(f"nonlinearity must be one of {list(_NONLINEARITIES)}, got {nonlinearity!r}")
