@@ -68,7 +68,9 @@ def test_implementations_do_not_import_each_other():
 
 
 def test_the_public_names():
-    assert set(pairmix.__all__) == {"SPMLinear", "Schedule", "functional", "nn"}
+    recurrent = {f"SPM{kind}{cell}" for kind in ("RNN", "GRU", "LSTM") for cell in ("", "Cell")}
+    others = {"SPMLinear", "SPMMultiheadAttention", "SPMTransformerEncoderLayer", "Schedule", "functional", "nn"}
+    assert set(pairmix.__all__) == recurrent | others
     assert all(hasattr(pairmix, name) for name in pairmix.__all__)
 
 

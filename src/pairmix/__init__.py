@@ -1,9 +1,32 @@
 """Stagewise Pairwise Mixers for PyTorch: linear layers in O(n log n)."""
 
 from pairmix import functional, nn
-from pairmix.nn import SPMLinear
+from pairmix.nn import (
+    SPMGRU,
+    SPMLSTM,
+    SPMRNN,
+    SPMGRUCell,
+    SPMLinear,
+    SPMLSTMCell,
+    SPMMultiheadAttention,
+    SPMRNNCell,
+    SPMTransformerEncoderLayer,
+)
 from pairmix.schedule import Schedule
 
 __version__ = "0.1.0"
 
-__all__ = ["SPMLinear", "Schedule", "functional", "nn"]
+__all__ = [
+    "SPMGRU",
+    "SPMLSTM",
+    "SPMRNN",
+    "SPMGRUCell",
+    "SPMLSTMCell",
+    "SPMLinear",
+    "SPMMultiheadAttention",
+    "SPMRNNCell",
+    "SPMTransformerEncoderLayer",
+    "Schedule",
+    "functional",
+    "nn",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -200,39 +201,25 @@ def recurrence(
     dtype = gates.dtype
     wide = torch.promote_types(dtype, torch.float32)
     c = h.new_empty(0) if c is None else c
-    tensors = [None if t is None else t.to(wide) for t in (gates, h, c, blocks, d_in, d_out, bias, residual_scale)]
-    all_h, all_c = _run_cell(cell, batch_sizes, schedule, choose_impl(impl, gates.device), *tensors)
+    gates, h, c = gates.to(wide), h.to(wide), c.to(wide)
+    parameters = [None if p is None else p.to(wide) for p in (blocks, d_in, d_out, bias, residual_scale)]
+    sizes = None if batch_sizes is None else list(batch_sizes)
+    impl = choose_impl(impl, gates.device)
+    if impl == "cpu" and ops.can_recur():
+        of_blocks, *rest = parameters
+        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, of_blocks, schedule.order, *rest, cell)
+    else:
+        if sizes is None:
+            sizes = [batch] * (gates.shape[0] // max(batch, 1))
+
+        def mix(x: Tensor, first: int, last: int) -> Tensor:
+            some: list[Any] = [None if p is None else p[first:last] for p in parameters]
+            blocks, d_in, d_out, bias, scale = some
+            rest = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": scale}
+            return spm(x, blocks, schedule, **rest, maps=last - first, impl=impl)
+
+        all_h, all_c = ops.unrolled(cell, gates, h, c, sizes, mix)
     return all_h.to(dtype), all_c.to(dtype)
-
-
-def _run_cell(
-    cell: str,
-    batch_sizes: Sequence[int] | None,
-    schedule: Schedule,
-    impl: str,
-    gates: Tensor,
-    h: Tensor,
-    c: Tensor,
-    blocks: Tensor,
-    d_in: Tensor,
-    d_out: Tensor,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    if impl == "cpu" and ops.can_recur(gates):
-        sizes = None if batch_sizes is None else list(batch_sizes)
-        maps = (blocks, schedule.order, d_in, d_out, bias, residual_scale)
-        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, *maps, cell)
-        return all_h, all_c
-
-    def mix(x: Tensor, first: int, last: int) -> Tensor:
-        named = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
-        some = {name: None if tensor is None else tensor[first:last] for name, tensor in named.items()}
-        return spm(x, blocks[first:last], schedule, **some, maps=last - first, impl=impl)
-
-    if batch_sizes is None:
-        batch_sizes = [h.shape[0]] * (gates.shape[0] // h.shape[0])
-    return ops.unrolled(cell, gates, h, c, batch_sizes, mix)
 
 
 def choose_impl(impl: str, device: torch.device) -> str:

@@ -1,6 +1,19 @@
 """Layers with parameters."""
 
 from pairmix.nn import init
+from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
 from pairmix.nn.linear import SPMLinear
+from pairmix.nn.rnn import SPMGRU, SPMLSTM, SPMRNN, SPMGRUCell, SPMLSTMCell, SPMRNNCell
 
-__all__ = ["SPMLinear", "init"]
+__all__ = [
+    "SPMGRU",
+    "SPMLSTM",
+    "SPMRNN",
+    "SPMGRUCell",
+    "SPMLSTMCell",
+    "SPMLinear",
+    "SPMMultiheadAttention",
+    "SPMRNNCell",
+    "SPMTransformerEncoderLayer",
+    "init",
+]

@@ -245,7 +245,7 @@ class SPMMultiheadAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
         if not need_weights:
-            dropout = self.dropout
+            dropout = self.dropout if self.training else 0.0
             return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal), None
         scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
         if mask is not None:

@@ -45,15 +45,20 @@ class _Recurrent(nn.Module):
         self, suffix: str, rows: Tensor, states: Sequence[Tensor], batch_sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
         """The states after every step, for the rows of all steps."""
-        ih, hh = self.get_submodule(f"ih{suffix}"), self.get_submodule(f"hh{suffix}")
-        h, c = (*states, None)[:2]
+        ih, hh = self._maps(suffix)
+        h, c = states if len(states) == 2 else (states[0], None)
         after = functional.recurrence(self.cell, ih(rows), h, c, batch_sizes=batch_sizes, **hh.operator())
         return list(after[: len(self.states)])
+
+    def _maps(self, suffix: str) -> tuple[SPMLinear, SPMLinear]:
+        ih, hh = getattr(self, f"ih{suffix}"), getattr(self, f"hh{suffix}")
+        return ih, hh
 
     def reset_parameters(self) -> None:
         """Fill the parameters anew, as `init` says."""
         for module in self.children():
-            module.reset_parameters()
+            if isinstance(module, SPMLinear):
+                module.reset_parameters()
 
     def _checked_states(self, hx: Any, shape: tuple[int, ...]) -> list[Tensor]:
         given = [hx] if len(self.states) == 1 else list(hx)
@@ -125,7 +130,7 @@ class _SPMRNN(_Recurrent):
             states = [state.unsqueeze(1) for state in states]
 
         rows, finals = self._run_layers(x.flatten(0, 1), states, _Padded(steps, batch))
-        y = rows.unflatten(0, (steps, batch))
+        y = rows.reshape(steps, batch, rows.shape[-1])
         if not is_batched:
             return y.squeeze(1), self._as_given([final.squeeze(1) for final in finals])
         return y.transpose(0, 1) if self.batch_first else y, self._as_given(finals)
@@ -187,11 +192,11 @@ class _Padded:
 
     def reversed(self, rows: Tensor) -> Tensor:
         """Every sequence back to front."""
-        return rows.unflatten(0, self._steps).flip(0).flatten(0, 1)
+        return rows.reshape(*self._steps, rows.shape[-1]).flip(0).flatten(0, 1)
 
     def last(self, rows: Tensor) -> Tensor:
         """The rows that the sequences end with."""
-        return rows.unflatten(0, self._steps)[-1]
+        return rows.reshape(*self._steps, rows.shape[-1])[-1]
 
 
 class _Packed:

@@ -8,4 +8,15 @@ from pairmix.ops.steps import GATES, unrolled
 IMPLS["cpu"] = Impl(cpu.forward, cpu.backward, cpu.why_not, cpu.fits)
 IMPLS["reference"] = Impl(reference.forward, reference.backward, why_not=lambda device: None)
 
-__all__ = ["GATES", "IMPLS", "Impl", "call_directly", "can_recur", "cpu", "is_ordinary", "recurrence", "spm", "unrolled"]
+__all__ = [
+    "GATES",
+    "IMPLS",
+    "Impl",
+    "call_directly",
+    "can_recur",
+    "cpu",
+    "is_ordinary",
+    "recurrence",
+    "spm",
+    "unrolled",
+]

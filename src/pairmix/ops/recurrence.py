@@ -1,7 +1,7 @@
 """All steps of a recurrent network as one operator, computed by the compiled kernels.
 
-`pairmix::recurrence` is differentiated by `pairmix::recurrence_backward`, the paper's closed form through time. It keeps
-the states and the gates of every step, and nothing of the stages between them.
+`pairmix::recurrence` is differentiated by `pairmix::recurrence_backward`, the paper's closed form through time. It
+keeps the states and the gates of every step, and nothing of the stages between them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from pairmix.ops import cpu
+from pairmix.ops import cpu_recurrence
 from pairmix.ops.steps import GATES
 
 _library = torch.library.Library("pairmix", "FRAGMENT")
 _MAPS = "Tensor blocks, Tensor order, Tensor d_in, Tensor d_out, Tensor? bias, Tensor? residual_scale"
 _library.define(
-    f"recurrence(Tensor gates, Tensor h0, Tensor c0, int[]? batch_sizes, {_MAPS}, str cell) -> (Tensor, Tensor, Tensor)",
+    f"recurrence(Tensor gates, Tensor h0, Tensor c0, int[]? batch_sizes, {_MAPS}, str cell) -> "
+    "(Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
@@ -30,12 +31,12 @@ _library.define(
 )
 recurrence = torch.ops.pairmix.recurrence.default
 recurrence_backward = torch.ops.pairmix.recurrence_backward.default
-_library.impl(recurrence, cpu.recurrence_forward, "CPU")
-_library.impl(recurrence_backward, cpu.recurrence_backward, "CPU")
+_library.impl(recurrence, cpu_recurrence.forward, "CPU")
+_library.impl(recurrence_backward, cpu_recurrence.backward, "CPU")
 
 
-def can_recur(tensor: Tensor) -> bool:
-    """Whether the operator knows what is done with this tensor: not forward mode, nor the transforms of torch.func."""
+def can_recur() -> bool:
+    """Whether the operator knows what is done with its tensors: not forward mode, nor the transforms of torch.func."""
     if torch.compiler.is_compiling():
         return True
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
@@ -47,7 +48,7 @@ def _fake(gates: Tensor, h0: Tensor, c0: Tensor, *arguments: Any) -> tuple[Tenso
     return (
         gates.new_empty(rows, n),
         gates.new_empty(rows if cell == "lstm" else 0, n),
-        gates.new_empty(rows, cpu.SAVED[cell] * n),
+        gates.new_empty(rows, cpu_recurrence.SAVED[cell] * n),
     )
 
 
@@ -71,7 +72,16 @@ def _fake_backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor, ...]:
     (stages, n), maps = order.shape, GATES[cell]
-    shapes = [(h.shape[0], maps * n), h0.shape, c0.shape, blocks.shape, d_in.shape, d_out.shape, (maps, n), (maps, stages)]
+    shapes = [
+        (h.shape[0], maps * n),
+        h0.shape,
+        c0.shape,
+        blocks.shape,
+        d_in.shape,
+        d_out.shape,
+        (maps, n),
+        (maps, stages),
+    ]
     return tuple(h.new_empty(shape if needed else (0,)) for shape, needed in zip(shapes, needs, strict=True))
 
 
@@ -88,8 +98,8 @@ def _backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None, _: Tensor 
     if grad_h is None and grad_c is None:
         return (None,) * len(ctx.needs_input_grad)
     gradients = recurrence_backward(
-        grad_h, grad_c, h0, c0, ctx.batch_sizes, blocks, ctx.order, d_in, d_out, bias, residual_scale, h, c, saved, ctx.cell,
-        needs,
+        grad_h, grad_c, h0, c0, ctx.batch_sizes, blocks, ctx.order, d_in, d_out, bias, residual_scale, h, c, saved,
+        ctx.cell, needs,
     )  # fmt: skip
     kept = [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
     return *kept[:3], None, kept[3], None, *kept[4:], None

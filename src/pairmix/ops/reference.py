@@ -8,7 +8,8 @@ here is made of differentiable, out-of-place torch operations, so that torch can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +34,8 @@ def forward(
     Of several `maps` of x, all parameters have one more dimension in front, and the outputs are side by side.
     """
     if maps is not None:
-        parameters = (blocks, d_in, d_out, bias, residual_scale)
-        of_maps = ([None if p is None else p[k] for p in parameters] for k in range(maps))
-        return torch.cat([forward(x, b, order, *rest, out_features) for b, *rest in of_maps], dim=-1)
+        of_maps = _one_by_one(maps, blocks, d_in, d_out, bias, residual_scale)
+        return torch.cat([forward(x, b, order, i, o, c, r, out_features) for b, i, o, c, r in of_maps], dim=-1)
     stages = _Stages(x, blocks, order, residual_scale)
     z = tile(x.to(stages.dtype), stages.n)
     if d_in is not None:
@@ -62,14 +62,10 @@ def backward(
 ) -> Gradients:
     """The gradients of x, blocks, d_in, d_out, bias, residual_scale; those that are not needed are left empty."""
     if maps is not None:
-        parameters = (blocks, d_in, d_out, residual_scale)
-        of_maps = ([None if p is None else p[k] for p in parameters] for k in range(maps))
-        gradients = [
-            backward(part, x, b, order, *rest, None, needs)
-            for part, (b, *rest) in zip(grad.chunk(maps, dim=-1), of_maps, strict=True)
-        ]
-        of_x, *of_parameters = (torch.stack(parts) for parts in zip(*gradients, strict=True))
-        return of_x.sum(0), *of_parameters
+        of_maps = zip(grad.chunk(maps, dim=-1), _one_by_one(maps, blocks, d_in, d_out, residual_scale), strict=True)
+        gradients = [backward(part, x, b, order, i, o, r, None, needs) for part, (b, i, o, r) in of_maps]
+        gx, gblocks, gd_in, gd_out, gbias, gresidual = (torch.stack(parts) for parts in zip(*gradients, strict=True))
+        return gx.sum(0), gblocks, gd_in, gd_out, gbias, gresidual
     needs_x, needs_blocks, needs_d_in, needs_d_out, needs_bias, needs_residual = needs
     stages = _Stages(x, blocks, order, residual_scale)
     x_tiled = tile(x.reshape(-1, x.shape[-1]).to(stages.dtype), stages.n)
@@ -100,6 +96,11 @@ def backward(
         gradient.to(blocks.dtype) for gradient in (gblocks, gd_in, gd_out, gbias, gresidual)
     )
     return gx.to(x.dtype, copy=True), gblocks, gd_in, gd_out, gbias, gresidual
+
+
+def _one_by_one(maps: int, *parameters: Tensor | None) -> Iterator[Any]:
+    for k in range(maps):
+        yield [None if parameter is None else parameter[k] for parameter in parameters]
 
 
 def tile(x: Tensor, n: int) -> Tensor:

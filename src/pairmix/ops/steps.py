@@ -1,8 +1,8 @@
 """Recurrent networks step by step, in plain PyTorch: what the fused recurrences are tested against.
 
-Sequences are rows, step after step: those of step t belong to the first `batch_sizes[t]` sequences. `gates` has what the
-inputs of all steps contribute, side by side for every gate; what the state contributes is computed by maps, SPM operators
-of which each gate has one.
+Sequences are rows, step after step: those of step t belong to the first `batch_sizes[t]` sequences. `gates` has what
+the inputs of all steps contribute, side by side for every gate; what the state contributes is computed by maps, SPM
+operators of which each gate has one.
 """
 
 from __future__ import annotations

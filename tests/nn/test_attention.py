@@ -1,0 +1,553 @@
+"""Every result is compared with torch's own attention, in float64, whose weights are the operators' dense matrices."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from pairmix import Schedule, SPMLinear, functional
+from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
+
+E, HEADS, L, S, N = 12, 3, 5, 7, 2
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
+ALL_PATTERNS = ["xxx", "xyy", "xxy", "xyz", "xyx"]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def randomised(module):
+    """Every parameter random, so that none can be mistaken for another; small enough that no softmax saturates."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.8)
+    return module
+
+
+def in_float64(module):
+    copied = copy.deepcopy(module).double()
+    for layer in copied.modules():
+        if isinstance(layer, SPMLinear):
+            layer.impl = "reference"
+    return copied
+
+
+def dense_parameters(module, prefix=""):
+    """What the parameters of torch's own module of this kind must be, by name; differentiable."""
+    if isinstance(module, SPMLinear):
+        return {f"{prefix}weight": module.to_dense(), f"{prefix}bias": module.bias}
+    named = {prefix + name: parameter for name, parameter in module.named_parameters(recurse=False)}
+    for name, child in module.named_children():
+        named |= dense_parameters(child, f"{prefix}{name}.")
+    if isinstance(module, SPMMultiheadAttention):
+        biases = [named.pop(f"{prefix}{name}_proj.bias", None) for name in ("in", "q", "k", "v")]
+        if module.out_proj.bias is not None:
+            named[f"{prefix}in_proj_bias"] = torch.cat([bias.flatten() for bias in biases if bias is not None])
+        for name in ("in", "q", "k", "v"):
+            if f"{prefix}{name}_proj.weight" in named:
+                named[f"{prefix}{name}_proj_weight"] = named.pop(f"{prefix}{name}_proj.weight")
+    return {name: parameter for name, parameter in named.items() if parameter is not None}
+
+
+def dense_twin(module):
+    """torch's own module of this kind. Its parameters are given in the call."""
+    options = {"dtype": torch.float64, "batch_first": False}
+    if isinstance(module, nn.TransformerEncoder):
+        layer = module.layers[0]
+        options |= {"batch_first": layer.self_attn.batch_first, "bias": layer.linear1.bias is not None}
+        options |= {"norm_first": layer.norm_first, "activation": layer.activation, "dropout": layer.dropout.p}
+        twin = nn.TransformerEncoderLayer(E, HEADS, layer.linear1.out_features, **options)
+        twin = nn.TransformerEncoder(twin, module.num_layers, enable_nested_tensor=False)
+    else:
+        options |= {"batch_first": module.batch_first, "bias": module.out_proj.bias is not None}
+        options |= {"kdim": module.kdim, "vdim": module.vdim, "dropout": module.dropout}
+        options |= {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
+        twin = nn.MultiheadAttention(module.embed_dim, module.num_heads, **options)
+    return twin.train(module.training)
+
+
+def results(module, call, tensors, loss_seed=1):
+    """The outputs by number, and the gradients of all of these tensors and of the module's parameters by name."""
+    tensors = {name: t.detach().clone().requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
+    torch.manual_seed(0)  # for dropout
+    outputs = call(tensors)
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else [o for o in outputs if o is not None]
+    generator = torch.Generator().manual_seed(loss_seed)
+    loss = sum((o * torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)).sum() for o in outputs)
+    wanted = {n: t for n, t in {**tensors, **dict(module.named_parameters())}.items() if t.requires_grad}
+    gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
+    return {**dict(enumerate(outputs)), **dict(zip(wanted, gradients, strict=True))}
+
+
+def assert_is_torchs(module, pattern, tensors, **call):
+    """Outputs and all gradients are those of torch, if it is given the dense matrices.
+
+    `pattern` names the tensors that are the inputs, one letter each; the other tensors are masks.
+    """
+    masks = {name for name in tensors if len(name) > 1}
+    actual = results(module, lambda t: module(*(t[i] for i in pattern), **{m: t[m] for m in masks}, **call), tensors)
+
+    reference = in_float64(module)
+    twin = dense_twin(module)
+    assert set(dense_parameters(reference)) == {name for name, _ in twin.named_parameters()}
+
+    def call_twin(t):
+        arguments = tuple(t[i] for i in pattern), {**{m: t[m] for m in masks}, **call}
+        return functional_call(twin, dense_parameters(reference), *arguments)
+
+    expected = results(
+        reference, call_twin, {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+    )
+    assert actual.keys() == expected.keys()
+    assert len(actual) > len(list(module.parameters()))
+    for name, value in actual.items():
+        assert value.shape == expected[name].shape, name
+        error = (value.double() - expected[name]).abs().max()
+        assert error <= TOLERANCE[value.dtype] * max(1, expected[name].abs().max()), f"{name} is off by {error}"
+
+
+def inputs(attention, pattern, batched=True, dtype=torch.float64):
+    """Random tensors for the letters of the pattern, which are the query, the key and the value."""
+    tensors = {}
+    keys = L if "x" in pattern[1:] else S
+    sizes = (L, attention.embed_dim), (keys, attention.kdim), (keys, attention.vdim)
+    for letter, (length, size) in zip(pattern, sizes, strict=True):
+        leading = (length,) if not batched else (N, length) if attention.batch_first else (length, N)
+        tensors[letter] = torch.randn(*leading, size, dtype=dtype)
+    return tensors
+
+
+def masks_of(kind, batched=True, keys=S, dtype=torch.float64):
+    """Masks by name; every query sees at least one key."""
+    batch = N if batched else 1
+    masks = {}
+    if "2d" in kind or "3d" in kind:
+        masks["attn_mask"] = torch.rand(*([batch * HEADS] if "3d" in kind else []), L, keys) < 0.4
+        masks["attn_mask"][..., 0] = False
+    if "causal" in kind:
+        masks["attn_mask"] = torch.ones(L, keys).triu(1).bool()
+    if "padding" in kind:
+        masks["key_padding_mask"] = torch.arange(keys) >= torch.tensor([[keys - 2], [keys - 1]])[:batch]
+        if not batched:
+            masks["key_padding_mask"] = masks["key_padding_mask"][0]
+    if "float" in kind:
+        masks = {name: torch.randn(mask.shape, dtype=dtype) for name, mask in masks.items()}
+    return masks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_first": True},
+        {"bias": False},
+        {"add_bias_kv": True},
+        {"add_zero_attn": True},
+        {"add_bias_kv": True, "add_zero_attn": True, "bias": False, "batch_first": True},
+        {"kdim": 20, "vdim": 9},
+        {"kdim": 7, "vdim": 7, "batch_first": True},
+        {"vdim": 5, "bias": False, "add_bias_kv": True},
+        {"block": "rotation"},
+        {"schedule": "brick", "stages": 3},
+        {"schedule": Schedule.random(E, 5, seed=2)},
+        {"embed_dim": 15},
+        {"embed_dim": 15, "residual": "pass", "block": "rotation"},
+        {"num_heads": 1, "impl": "reference"},
+        {"num_heads": E},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+def test_options_are_torchs(options, need_weights, batched):
+    attention = randomised(
+        SPMMultiheadAttention(**{"embed_dim": E, "num_heads": HEADS, **options}, dtype=torch.float64)
+    )
+    patterns = ["xyz"] if attention.in_proj is None else ["xxx", "xyy"]
+    for pattern in patterns:
+        keys = L if pattern == "xxx" else S
+        for masks in ({}, masks_of("2d padding", batched, keys)):
+            tensors = {**inputs(attention, pattern, batched), **masks}
+            assert_is_torchs(attention, pattern, tensors, need_weights=need_weights)
+
+
+@pytest.mark.parametrize("kind", ["2d", "3d", "padding", "2d padding", "3d padding"])
+@pytest.mark.parametrize("values", ["bool", "float"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("call", [{}, {"average_attn_weights": False}, {"need_weights": False}], ids=str)
+@pytest.mark.parametrize("batched", [True, False])
+def test_masks_are_torchs(kind, values, dtype, call, batched):
+    for options in ({"batch_first": True}, {"add_bias_kv": True, "add_zero_attn": True}):
+        attention = randomised(SPMMultiheadAttention(E, HEADS, **options, dtype=dtype))
+        tensors = {**inputs(attention, "xyy", batched, dtype), **masks_of(f"{kind} {values}", batched, dtype=dtype)}
+        assert_is_torchs(attention, "xyy", tensors, **call)
+
+
+@pytest.mark.parametrize("kind", ["causal", "causal padding"])
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("options", [{}, {"add_zero_attn": True}], ids=str)
+def test_causal_is_torchs(kind, need_weights, is_causal, options):
+    """With an added key too, which torch hides from all if it goes by the hint."""
+    attention = randomised(SPMMultiheadAttention(E, HEADS, **options, dtype=torch.float64))
+    tensors = {**inputs(attention, "xxx"), **masks_of(kind, keys=L)}
+    assert_is_torchs(attention, "xxx", tensors, need_weights=need_weights, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_causal_does_not_see_the_future(is_causal):
+    attention = randomised(SPMMultiheadAttention(E, HEADS))
+    x = torch.randn(L, N, E)
+    later = x.clone()
+    later[3:] += 1
+    mask = masks_of("causal", keys=L)["attn_mask"]
+    y, other = (attention(x, x, x, attn_mask=mask, is_causal=is_causal, need_weights=False)[0] for x in (x, later))
+    torch.testing.assert_close(y[:3], other[:3])
+    assert ((y - other)[3:].abs().amax(-1) > 1e-3).all()
+
+
+def test_the_hint_stands_in_for_the_mask():
+    """As in torch: with the hint alone nobody looks at the mask, so one of the longest sequence will do."""
+    attention = randomised(SPMMultiheadAttention(E, HEADS))
+    x = torch.randn(L, N, E)
+    mask = torch.ones(100, 100).triu(1).bool()
+    y, _ = attention(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
+    torch.testing.assert_close(y, attention(x, x, x, attn_mask=mask[:L, :L])[0])
+
+
+@pytest.mark.parametrize("pattern", ALL_PATTERNS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("options", [{}, {"embed_dim": 15, "block": "rotation", "bias": False}], ids=str)
+def test_inputs_that_are_the_same_tensor(pattern, dtype, options):
+    attention = randomised(SPMMultiheadAttention(**{"embed_dim": E, "num_heads": HEADS, **options}, dtype=dtype))
+    assert_is_torchs(attention, pattern, inputs(attention, pattern, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "maps"), [("xxx", [3]), ("xyy", [1, 2]), ("xxy", [2, 1]), ("xyz", [1, 1, 1]), ("xyx", [1, 1, 1])]
+)
+def test_projections_of_one_input_are_one_call(pattern, maps, monkeypatch):
+    calls = []
+    monkeypatch.setattr(functional, "spm", lambda *a, spm=functional.spm, **k: calls.append(k["maps"]) or spm(*a, **k))
+    for attention in (SPMMultiheadAttention(E, HEADS), SPMMultiheadAttention(E, HEADS, batch_first=True)):
+        calls.clear()
+        tensors = inputs(attention, pattern, dtype=torch.float32)
+        attention(*(tensors[letter] for letter in pattern))
+        assert calls == [*maps, None], "the last one is the output's"
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_the_papers_equations(need_weights):
+    attention = randomised(SPMMultiheadAttention(E, HEADS, bias=False, dtype=torch.float64))
+    x_q, x_k, x_v = (torch.randn(length, E, dtype=torch.float64, requires_grad=True) for length in (L, S, S))
+    y, _ = attention(x_q, x_k, x_v, need_weights=need_weights)
+    G_Y = torch.randn_like(y)
+    actual = torch.autograd.grad(y, (x_q, x_k, x_v), G_Y)
+
+    # The paper writes X W, where a layer multiplies by its matrix from the left.
+    W_Q, W_K, W_V = (W.T for W in attention.in_proj.to_dense().chunk(3))
+    W_O = attention.out_proj.to_dense().T
+    d_h = E // HEADS
+    G_H = G_Y @ W_O.T
+    expected_y = torch.zeros_like(y)
+    G_Q, G_K, G_V = (torch.zeros_like(x) for x in (x_q, x_k, x_v))
+    for head in (slice(i, i + d_h) for i in range(0, E, d_h)):
+        Q, K, V = (x_q @ W_Q)[:, head], (x_k @ W_K)[:, head], (x_v @ W_V)[:, head]
+        A = torch.softmax(Q @ K.T / d_h**0.5, dim=-1)
+        expected_y += A @ V @ W_O[head]
+        G_A = G_H[:, head] @ V.T
+        G_V[:, head] = A.T @ G_H[:, head]
+        G_S = torch.zeros_like(A)
+        for t in range(L):
+            for i in range(S):
+                G_S[t, i] = A[t, i] * (G_A[t, i] - sum(A[t, j] * G_A[t, j] for j in range(S)))
+        G_Q[:, head] = G_S @ K / d_h**0.5
+        G_K[:, head] = G_S.T @ Q / d_h**0.5
+    torch.testing.assert_close(y, expected_y)
+    for gradient, expected in zip(actual, (G_Q @ W_Q.T, G_K @ W_K.T, G_V @ W_V.T), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_gradcheck(need_weights):
+    attention = randomised(SPMMultiheadAttention(4, 2, add_bias_kv=True, dtype=torch.float64))
+    parameters = dict(attention.named_parameters())
+    tensors = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    mask = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+
+    def call(q, k, v, mask, *values):
+        named = dict(zip(parameters, values, strict=True))
+        y, weights = functional_call(attention, named, (q, k, v, None, need_weights, mask))
+        return (y, weights) if need_weights else y
+
+    assert torch.autograd.gradcheck(call, (*tensors, mask, *parameters.values()))
+
+
+@pytest.mark.parametrize("kind", ["2d", "3d", "padding"])
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_query_that_sees_nothing(kind, need_weights, is_training):
+    """Not a number where torch has none either, else the bias of the output."""
+    attention = randomised(SPMMultiheadAttention(E, 2, batch_first=True)).train(is_training)
+    mask = {"2d": torch.zeros(L, L), "3d": torch.zeros(N * 2, L, L), "padding": torch.zeros(N, L)}[kind].bool()
+    mask[1] = True
+    masks = {"key_padding_mask" if kind == "padding" else "attn_mask": mask}
+    x = torch.randn(N, L, E)
+    y, weights = attention(x, x, x, **masks, need_weights=need_weights)
+    twin = dense_twin(attention).float()
+    expected = functional_call(twin, dense_parameters(attention), (x, x, x), {**masks, "need_weights": need_weights})
+    assert y.isnan().any() == need_weights
+    torch.testing.assert_close((y, weights), expected, equal_nan=True, atol=1e-5, rtol=1e-4)
+    if not need_weights:
+        assert_is_torchs(attention.double(), "xxx", {"x": x.double(), **masks}, need_weights=False)
+    with torch.no_grad():  # torch's fast path
+        expected = functional_call(twin, dense_parameters(attention.float()), (x, x, x), masks)[0]
+    assert not (y.isnan() & ~expected.isnan()).any()
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_dropout_only_in_training(need_weights):
+    attention = randomised(SPMMultiheadAttention(E, HEADS, dropout=0.5, dtype=torch.float64))
+    tensors = inputs(attention, "xyy")
+    assert_is_torchs(attention, "xyy", tensors, need_weights=need_weights)
+    assert_is_torchs(attention.eval(), "xyy", tensors, need_weights=need_weights)
+    arguments = (tensors["x"], tensors["y"], tensors["y"], None, need_weights)
+    assert attention(*arguments)[0].equal(attention(*arguments)[0])
+    assert not attention.train()(*arguments)[0].isclose(attention(*arguments)[0]).all()
+
+
+@pytest.mark.parametrize(("pattern", "kind"), [("xxx", ""), ("xxx", "causal"), ("xyy", "2d padding")])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_compile(pattern, kind, need_weights):
+    torch._dynamo.reset()
+    attention = randomised(SPMMultiheadAttention(E, HEADS, add_bias_kv=True, dtype=torch.float64))
+    tensors = {**inputs(attention, pattern), **masks_of(kind, keys=L if pattern == "xxx" else S)}
+    call = {"need_weights": need_weights, "is_causal": kind == "causal"}
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+
+    def results_of(module):
+        masks = [name for name in tensors if len(name) > 1]
+        return results(
+            attention, lambda t: module(*(t[i] for i in pattern), **{m: t[m] for m in masks}, **call), tensors
+        )
+
+    torch.testing.assert_close(results_of(compiled), results_of(attention))
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}, {"kdim": 20}], ids=str)
+@pytest.mark.parametrize("kind", ["", "2d padding", "3d padding float"])
+def test_autocast(need_weights, options, kind):
+    attention = randomised(SPMMultiheadAttention(E, HEADS, **options))
+    tensors = inputs(attention, "xyz", dtype=torch.float32)
+    arguments = (*tensors.values(),)
+    masks = masks_of(kind, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = attention(*arguments, **masks, need_weights=need_weights)
+    assert y.dtype == torch.bfloat16
+    expected, _ = attention(*arguments, **masks)
+    assert (y - expected).abs().max() < 0.05 * expected.abs().max()
+    y.sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in attention.parameters())
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_half_precision_parameters(need_weights):
+    attention = randomised(SPMMultiheadAttention(E, HEADS, add_bias_kv=True))
+    x, masks = torch.randn(L, N, E), masks_of("2d padding", keys=L)
+    expected, _ = attention(x, x, x, **masks)
+    half = x.bfloat16()
+    y, _ = attention.bfloat16()(half, half, half, **masks, need_weights=need_weights)
+    assert y.dtype == torch.bfloat16
+    assert (y - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_unusual_layouts(need_weights):
+    attention = randomised(SPMMultiheadAttention(E, HEADS, dtype=torch.float64))
+    x = torch.randn(E, N, L, dtype=torch.float64).permute(2, 1, 0)
+    mask = torch.randn(L, L, dtype=torch.float64).T
+    expected, _ = attention(*[x.contiguous()] * 3, attn_mask=mask.contiguous())
+    torch.testing.assert_close(attention(x, x, x, attn_mask=mask, need_weights=need_weights)[0], expected)
+    assert attention(*[x[:, :0]] * 3, need_weights=need_weights)[0].shape == (L, 0, E)
+    assert attention(*[x[:0]] * 3, need_weights=need_weights)[0].shape == (0, N, E)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 20, "add_bias_kv": True}], ids=str)
+def test_copies_and_checkpoints(options):
+    attention = randomised(SPMMultiheadAttention(E, HEADS, **options))
+    other = randomised(SPMMultiheadAttention(E, HEADS, **options))
+    arguments = tuple(inputs(attention, "xyz", dtype=torch.float32).values())
+    other.load_state_dict(attention.state_dict())
+    for same in (other, copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        assert same(*arguments)[0].equal(attention(*arguments)[0])
+        assert not {p.data_ptr() for p in same.parameters()} & {p.data_ptr() for p in attention.parameters()}
+    another = SPMMultiheadAttention(E, HEADS, **options, schedule="brick", stages=4)
+    with pytest.raises(RuntimeError, match="out_proj: the checkpoint is of another layer: schedule is"):
+        another.load_state_dict(attention.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"vdim": 20, "add_bias_kv": True}], ids=str)
+def test_reset_parameters(options):
+    with torch.device("meta"):
+        attention = SPMMultiheadAttention(E, HEADS, **options)
+    attention = attention.to_empty(device="cpu")
+    for parameter in attention.parameters():
+        parameter.data.fill_(torch.nan)
+    torch.manual_seed(0)
+    attention.reset_parameters()
+    torch.manual_seed(0)
+    fresh = SPMMultiheadAttention(E, HEADS, **options)
+    for (name, a), (_, b) in zip(attention.named_parameters(), fresh.named_parameters(), strict=True):
+        assert a.equal(b), name
+
+
+def test_one_line_change():
+    """The arguments of torch.nn.MultiheadAttention, by position."""
+    for kind in (nn.MultiheadAttention, SPMMultiheadAttention):
+        attention = kind(E, HEADS, 0.1, False, True, True, 9, 7, True, "cpu", torch.float64)
+        q, k, v = (torch.randn(N, length, size).double() for length, size in ((L, E), (S, 9), (S, 7)))
+        y, weights = attention(q, k, v, torch.zeros(N, S).bool(), True, torch.zeros(L, S).bool(), False, True)
+        assert (y.shape, weights.shape) == ((N, L, E), (N, HEADS, L, S + 2))
+    with pytest.raises(TypeError):
+        SPMMultiheadAttention(E, HEADS, 0.1, False, True, True, 9, 7, True, "cpu", torch.float64, "rotation")
+    assert "embed_dim=12, num_heads=3, batch_first=False" in repr(SPMMultiheadAttention(E, HEADS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embed_dim": 0}, "got embed_dim=0 and num_heads=3"),
+        ({"num_heads": 0}, "got embed_dim=12 and num_heads=0"),
+        ({"num_heads": 5}, "a multiple of num_heads, .* got embed_dim=12 and num_heads=5"),
+        ({"dropout": 1.5}, r"dropout must be in 0\.\.1, got 1.5"),
+        ({"kdim": 0}, "in_features must be at least 1, got 0"),
+        ({"block": "cube"}, "block must be one of .* got 'cube'"),
+        ({"schedule": Schedule.butterfly(E), "kdim": 20}, "the layer has the width 20 .* its schedule has 12"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SPMMultiheadAttention(**{"embed_dim": E, "num_heads": HEADS, **arguments})
+
+
+X = torch.zeros(L, N, E)
+BAD_CALLS = [
+    ((X[..., :6], X, X), {}, ValueError, r"query must have the shape \(length, batch, 12\), .* got \(5, 2, 6\)"),
+    ((X, X[..., :6], X[..., :6]), {}, ValueError, r"key must have .* got \(5, 2, 6\)"),
+    ((X, X, X[..., :6]), {}, ValueError, r"value must have .* got \(5, 2, 6\)"),
+    ((X[0, 0], X, X), {}, ValueError, r"query must have .* got \(12,\)"),
+    ((X, X[:, 0], X[:, 0]), {}, ValueError, r"of one batch, .* got \(5, 2, 12\), \(5, 12\) and \(5, 12\)"),
+    ((X, X, X[:4]), {}, ValueError, r"of one length, got \(5, 2, 12\), \(5, 2, 12\) and \(4, 2, 12\)"),
+    ((X, X[:, :1], X[:, :1]), {}, ValueError, r"of one batch, .* got \(5, 2, 12\), \(5, 1, 12\)"),
+    ((X, X, X), {"attn_mask": X[0, :, :5] > 0}, ValueError, r"attn_mask must .* \(5, 5\) or \(6, 5, 5\), got \(2, 5\)"),
+    ((X, X, X), {"attn_mask": X.new_zeros(5)}, ValueError, r"attn_mask must .* got \(5,\)"),
+    ((X, X, X), {"attn_mask": X.new_zeros(2, 5, 5)}, ValueError, r"attn_mask must .* got \(2, 5, 5\)"),
+    (
+        (X, X, X),
+        {"key_padding_mask": X.new_zeros(5, 2)},
+        ValueError,
+        r"key_padding_mask must .* \(2, 5\), got \(5, 2\)",
+    ),
+    ((X, X, X), {"key_padding_mask": X.new_zeros(5)}, ValueError, r"key_padding_mask must .* \(2, 5\), got \(5,\)"),
+    ((X[:, 0],) * 3, {"key_padding_mask": X.new_zeros(1, 5)}, ValueError, r"key_padding_mask .* \(5,\), got \(1, 5\)"),
+    ((X, X, X), {"attn_mask": X.new_zeros(5, 5).int()}, TypeError, r"attn_mask must be bool .* got torch.int32"),
+    ((X, X, X), {"key_padding_mask": X.new_zeros(2, 5).int()}, TypeError, r"key_padding_mask .* got torch.int32"),
+    ((X, X, X), {"is_causal": True}, RuntimeError, "is_causal=True is a hint about attn_mask"),
+    ((X.double(),) * 3, {}, TypeError, r"x is torch\.float64"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), BAD_CALLS)
+def test_bad_input(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        SPMMultiheadAttention(E, HEADS)(*arguments, **options)
+    with pytest.raises((AssertionError, RuntimeError)):  # torch refuses it too
+        nn.MultiheadAttention(E, HEADS)(*arguments, **options)
+
+
+def test_nested_tensors_are_refused():
+    x = torch.nested.nested_tensor([torch.zeros(2, E), torch.zeros(3, E)], layout=torch.jagged)
+    with pytest.raises(ValueError, match="query is a nested tensor; pad it"):
+        SPMMultiheadAttention(E, HEADS, batch_first=True)(x, x, x)
+
+
+def encoder_of(layer, num_layers=2):
+    return randomised(nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False))
+
+
+class TestEncoder:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"batch_first": True},
+            {"norm_first": True, "activation": "gelu"},
+            {"bias": False, "activation": torch.tanh},
+            {"dim_feedforward": 7, "block": "rotation"},
+            {"dropout": 0.3},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("is_training", [True, False])
+    def test_is_torchs(self, options, is_training):
+        options = {"dim_feedforward": 30, "dropout": 0.0, "dtype": torch.float64, **options}
+        encoder = encoder_of(SPMTransformerEncoderLayer(E, HEADS, **options)).train(is_training)
+        x = torch.randn(L, N, E, dtype=torch.float64)
+        x = x.transpose(0, 1).contiguous() if options.get("batch_first") else x
+        causal, padding = masks_of("causal padding", keys=L).values()
+        for masks in ({}, {"src_key_padding_mask": padding}, {"mask": causal}):
+            assert_is_torchs(encoder, "x", {"x": x, **masks})
+        assert_is_torchs(encoder, "x", {"x": x, "src_key_padding_mask": padding, "mask": causal}, is_causal=True)
+
+    def test_unbatched(self):
+        encoder = encoder_of(SPMTransformerEncoderLayer(E, HEADS, 30, 0.0, dtype=torch.float64))
+        assert_is_torchs(encoder, "x", {"x": torch.randn(L, E, dtype=torch.float64)})
+
+    def test_inference_is_that_of_torchs_fast_path(self):
+        encoder = encoder_of(SPMTransformerEncoderLayer(E, 2, 30, batch_first=True, dtype=torch.float64)).eval()
+        twin = nn.TransformerEncoderLayer(E, 2, 30, batch_first=True, dtype=torch.float64)
+        twin = nn.TransformerEncoder(twin, 2, enable_nested_tensor=False).eval()
+        twin.load_state_dict(dense_parameters(encoder))
+        x, padding = torch.randn(N, L, E).double(), masks_of("padding", keys=L)["key_padding_mask"]
+        with torch.inference_mode():
+            torch.testing.assert_close(encoder(x, src_key_padding_mask=padding), twin(x, src_key_padding_mask=padding))
+
+    def test_nested_tensors_are_not_used(self):
+        layer = SPMTransformerEncoderLayer(E, 2, 30, batch_first=True)
+        with pytest.warns(UserWarning, match="encoder_layer was not TransformerEncoderLayer"):
+            encoder = nn.TransformerEncoder(layer, 2).eval()
+        x, padding = torch.randn(N, L, E), masks_of("padding", keys=L)["key_padding_mask"]
+        with torch.inference_mode():
+            assert encoder(x, src_key_padding_mask=padding).isfinite().all()
+
+    def test_compile(self):
+        torch._dynamo.reset()
+        layer = randomised(SPMTransformerEncoderLayer(E, HEADS, 30, 0.0))
+        x = torch.randn(L, N, E)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), layer(x))
+
+    def test_checkpoint(self):
+        encoder, other = (encoder_of(SPMTransformerEncoderLayer(E, HEADS, 30)).eval() for _ in range(2))
+        other.load_state_dict(encoder.state_dict())
+        x = torch.randn(L, N, E)
+        assert other(x).equal(encoder(x))
+
+    def test_arguments(self):
+        for kind in (nn.TransformerEncoderLayer, SPMTransformerEncoderLayer):
+            layer = kind(E, HEADS, 30, 0.2, F.gelu, 1e-3, True, True, False, "cpu", torch.float64)
+            assert layer(torch.randn(N, L, E).double()).shape == (N, L, E)
+            assert (layer.norm1.eps, layer.norm2.eps, layer.norm1.bias) == (1e-3, 1e-3, None)
+            assert [layer.self_attn.dropout, *(d.p for d in (layer.dropout, layer.dropout1, layer.dropout2))] == [
+                0.2
+            ] * 4
+        with pytest.raises(ValueError, match=r"activation must be one of \['relu', 'gelu'\] .* got 'swish'"):
+            SPMTransformerEncoderLayer(E, HEADS, activation="swish")
+        with pytest.raises(ValueError, match=r"the layer has the width 30 .* its schedule has 12"):
+            SPMTransformerEncoderLayer(E, HEADS, 30, schedule=Schedule.butterfly(E))
