@@ -50,6 +50,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench operator --latency --out results
 	$(BIN)/pairmix bench operator --scaling --out results
 	$(BIN)/pairmix bench operator --variants --out results
+	$(BIN)/pairmix bench modules --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind

@@ -13,6 +13,7 @@ from pairmix.report import tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECURRENT, ATTENTION = ("RNN", "GRU", "LSTM"), ("attention", "encoder layer")
 # The file in results/ that a table is made from, and what makes it.
 TABLES = {
     "demo": ("demo", tables.students),
@@ -25,6 +26,11 @@ TABLES = {
     "operator-latency": ("operator-latency", tables.operator_latency),
     "operator-scaling": ("operator-scaling", tables.operator_scaling),
     "operator-variants": ("operator-variants", tables.operator_variants),
+    "modules": ("modules", tables.modules),
+    "modules-recurrent": ("modules", tables.of_kinds(tables.modules, *RECURRENT)),
+    "modules-recurrent-memory": ("modules", tables.of_kinds(tables.modules_memory, *RECURRENT)),
+    "modules-attention": ("modules", tables.of_kinds(tables.modules, *ATTENTION)),
+    "modules-attention-memory": ("modules", tables.of_kinds(tables.modules_memory, *ATTENTION)),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from pairmix import functional, ops, results
 from pairmix.bench import init as bench_init
+from pairmix.bench import modules as bench_modules
 from pairmix.bench import operator as bench_operator
 from pairmix.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix.experiments import demo as demo_experiment
@@ -115,8 +116,7 @@ def bench_operator_command(
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
     if batch is not None and batch < 1:
         raise typer.BadParameter(f"must be at least 1, got {batch}", param_hint="--batch")
-    if seconds is not None and not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"must be a number of seconds, got {seconds}", param_hint="--seconds")
+    _check_seconds(seconds)
     name = "-".join(["operator", *modes])
     module, table, plot = OPERATOR_MODES[name]
     options = {
@@ -139,6 +139,37 @@ def bench_operator_command(
     ]
     command = " ".join(["pairmix bench operator", *chosen])
     _save(out / name, command, asdict(config), rows, plot)
+
+
+@bench.command("modules")
+def bench_modules_command(
+    out: Out = Path("results"),
+    kind: Annotated[str | None, typer.Option(help="Only this kind of module, such as GRU.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure each module.")] = bench_modules.Config.seconds,
+    threads: Annotated[
+        str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")
+    ] = None,
+) -> None:
+    """How fast are recurrent networks and attention, beside torch's own? (about three minutes)"""
+    _check_seconds(seconds)
+    kinds = list(dict.fromkeys(case.kind for case in bench_modules.Config.cases))
+    if kind not in (None, *kinds):
+        raise typer.BadParameter(f"must be one of {', '.join(kinds)}; got {kind!r}", param_hint="--kind")
+    cases = tuple(case for case in bench_modules.Config.cases if kind in (None, case.kind))
+    config = bench_modules.Config(cases=cases, seconds=seconds)
+    numbers = _whole_numbers("--threads", threads)
+    if numbers is not None:
+        config = replace(config, threads=numbers)
+    rows = _live(bench_modules.run(config), tables.modules)
+    _print(tables.modules_memory(rows))
+    given = {"kind": kind and f'"{kind}"', "seconds": seconds, "threads": threads}
+    command = ["pairmix bench modules", *(f"--{name} {value}" for name, value in given.items() if value is not None)]
+    _save(out / "modules", " ".join(command), asdict(config), rows, plots.modules)
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"must be a number of seconds, got {seconds}", param_hint="--seconds")
 
 
 def _whole_numbers(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -89,15 +89,36 @@ std::vector<float> step(const Layer& layer, const Plan& plan, int32_t threads) {
   return results;
 }
 
+// The states of a GRU whose three maps are the layer, over sequences of unequal length, and the gradients through time.
+std::vector<float> sequence(const Layer& layer, const Plan& plan, int32_t threads) {
+  const auto in = [](const std::vector<float>& numbers) { return const_cast<float*>(numbers.data()); };
+  const int64_t batch = layer.rows, rows = 2 * batch + (batch + 1) / 2, cells = rows * layer.n;
+  const std::vector<float> gates = random_numbers(3 * cells), grad_h = random_numbers(cells);
+  std::vector<float> saved(3 * cells), results(cells + 3 * cells + batch * layer.n);
+
+  Recurrence it{};
+  it.plan = &plan, it.dtype = Dtype::float32, it.rotation = layer.rotation, it.cell = Cell::gru, it.threads = threads;
+  it.batch_sizes = {batch, batch, (batch + 1) / 2};
+  for (Parameters& map : it.maps)
+    map = {in(layer.blocks), in(layer.d_in), in(layer.d_out), nullptr, layer.n % 2 ? in(layer.scale) : nullptr};
+  it.h0 = in(layer.x), it.gates = in(gates), it.grad_h = in(grad_h);
+  it.h = results.data(), it.saved = saved.data();
+  it.grad_gates = results.data() + cells, it.grad_h0 = results.data() + 4 * cells;
+  kernels_baseline.recurrence_forward(it);
+  kernels_baseline.recurrence_backward(it);
+  return results;
+}
+
 bool is_same_from_many_threads(const Layer& layer, int32_t threads) {
   const Plan alone(layer.order.data(), layer.stages, layer.n), shared(layer.order.data(), layer.stages, layer.n);
-  const std::vector<float> expected = step(layer, alone, threads);
+  const std::vector<float> expected = step(layer, alone, threads), of_sequence = sequence(layer, alone, threads);
   std::vector<char> same(kCallers, true);
   std::vector<std::thread> callers;
   for (int caller = 0; caller < kCallers; ++caller)
     callers.emplace_back([&, caller] {
       for (int round = 0; round < kRounds; ++round)
-        if (step(layer, shared, threads) != expected) same[caller] = false;
+        if (step(layer, shared, threads) != expected || sequence(layer, shared, threads) != of_sequence)
+          same[caller] = false;
     });
   for (std::thread& caller : callers) caller.join();
   return std::accumulate(same.begin(), same.end(), 0) == kCallers;

@@ -36,7 +36,7 @@ def _kept(layer: nn.Module, x: Tensor) -> tuple[dict[int, int], Tensor]:
         return kept, layer(x)
 
 
-def peak_of_training(build: Build, batch: int, n: int) -> int | None:
+def peak_of_training(build: Build, *shape: int) -> int | None:
     """By how many bytes building the layer and three training steps raise the peak of a fresh process' memory.
 
     None where the system does not tell.
@@ -44,15 +44,15 @@ def peak_of_training(build: Build, batch: int, n: int) -> int | None:
     if sys.platform != "linux":
         return None
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_growth_of_peak, build, batch, n, torch.get_num_threads()).result()
+        return process.submit(_growth_of_peak, build, shape, torch.get_num_threads()).result()
 
 
-def _growth_of_peak(build: Build, batch: int, n: int, threads: int) -> int:
+def _growth_of_peak(build: Build, shape: tuple[int, ...], threads: int) -> int:
     torch.set_num_threads(threads)
     for tiny in (nn.Linear(2, 2), SPMLinear(2, 2)):
         training_step(tiny, torch.randn(2, 2))()  # what every layer needs once is not this one's
     has_torch_structured()  # imported here, if at all, so that this is not counted either
-    x = torch.randn(batch, n)
+    x = torch.randn(shape)
     before = _peak()
     step = training_step(build(), x)
     for _ in range(3):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pairmix import functional
-from pairmix.nn.linear import SPMLinear
-from pairmix.schedule import Schedule
+from pairmix.nn.linear import SPMLinear, SPMOptions
 
 
 class SPMMultiheadAttention(nn.Module):
@@ -36,8 +35,8 @@ class SPMMultiheadAttention(nn.Module):
         batch_first: whether batched inputs are `(N, L, E)` instead of `(L, N, E)`.
         device: where the parameters live.
         dtype: their dtype.
-        block, stages, schedule, residual, init, impl: as in `SPMLinear`, for every projection. A `Schedule` must have
-            the width of each of them.
+        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every projection, as in `SPMLinear`.
+            A `Schedule` must have the width of each of them.
 
     Shape:
         - query: `(L, embed_dim)`, `(L, N, embed_dim)` or, with `batch_first`, `(N, L, embed_dim)`
@@ -78,13 +77,7 @@ class SPMMultiheadAttention(nn.Module):
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        block: str = "general",
-        stages: int | None = None,
-        schedule: str | Schedule = "butterfly",
-        residual: str = "scale",
-        init: str | Callable[[Tensor], Any] = "near_identity",
-        impl: str = "auto",
+        **options: Unpack[SPMOptions],
     ) -> None:
         super().__init__()
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
@@ -104,10 +97,7 @@ class SPMMultiheadAttention(nn.Module):
         self.batch_first = batch_first
 
         def projection(in_features: int, maps: int | None = None) -> SPMLinear:
-            return SPMLinear(
-                in_features, embed_dim, bias, device, dtype, maps=maps,
-                block=block, stages=stages, schedule=schedule, residual=residual, init=init, impl=impl,
-            )  # fmt: skip
+            return SPMLinear(in_features, embed_dim, bias, device, dtype, maps=maps, **options)
 
         if self.kdim == self.vdim == embed_dim:
             self.in_proj = projection(embed_dim, maps=3)
@@ -280,8 +270,9 @@ class SPMTransformerEncoderLayer(nn.Module):
         bias: whether operators and norms add learned biases.
         device: where the parameters live.
         dtype: their dtype.
-        block, stages, schedule, residual, init, impl: as in `SPMLinear`, for every operator. A `Schedule` must have the
-            width of each of them: the feed-forward network is `max(d_model, dim_feedforward)` wide.
+        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every operator, as in `SPMLinear`. A
+            `Schedule` must have the width of each of them: the feed-forward network is `max(d_model, dim_feedforward)`
+            wide.
 
     Shape:
         - src: `(L, d_model)`, `(L, N, d_model)` or, with `batch_first`, `(N, L, d_model)`
@@ -310,19 +301,10 @@ class SPMTransformerEncoderLayer(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        block: str = "general",
-        stages: int | None = None,
-        schedule: str | Schedule = "butterfly",
-        residual: str = "scale",
-        init: str | Callable[[Tensor], Any] = "near_identity",
-        impl: str = "auto",
+        **options: Unpack[SPMOptions],
     ) -> None:
         super().__init__()
         common: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        options: dict[str, Any] = {
-            "block": block, "stages": stages, "schedule": schedule, "residual": residual, "init": init, "impl": impl,
-        }  # fmt: skip
         self.self_attn = SPMMultiheadAttention(d_model, nhead, dropout, batch_first=batch_first, **common, **options)
         self.linear1 = SPMLinear(d_model, dim_feedforward, **common, **options)
         self.dropout = nn.Dropout(dropout)
@@ -363,22 +345,10 @@ class SPMTransformerEncoderLayer(nn.Module):
 def _some_maps(layer: SPMLinear, x: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """The outputs of some of the layer's maps, in one call."""
 
-    def part(name: str) -> Any:
-        parameter = getattr(layer, name)
-        return None if parameter is None else parameter[first:end]
-
-    y = functional.spm(
-        x,
-        part("coeffs" if layer.block == "general" else "angles"),
-        layer.schedule,
-        d_in=part("d_in"),
-        d_out=part("d_out"),
-        bias=part("bias"),
-        residual_scale=part("residual_scale"),
-        out_features=layer.out_features,
-        maps=end - first,
-        impl=layer.impl,
-    )
+    operator: dict[str, Any] = {
+        name: value[first:end] if isinstance(value, Tensor) else value for name, value in layer.operator().items()
+    }
+    y = functional.spm(x, **operator, out_features=layer.out_features, maps=end - first)
     return y.chunk(end - first, -1)
 
 

@@ -191,7 +191,7 @@ class SPMLinear(nn.Module):
         )
 
     def operator(self) -> dict[str, Any]:
-        """What `functional.recurrence` takes of the operators that read the state: parameters, schedule and impl."""
+        """What the functions of `pairmix.functional` take of this layer: parameters, schedule and impl."""
         return {
             "blocks": self.coeffs if self.block == "general" else self.angles,
             "schedule": self.schedule,

@@ -67,6 +67,27 @@ def operator(rows: Rows, path: Path) -> None:
     _save(figure, path)
 
 
+def modules(rows: Rows, path: Path) -> None:
+    """How many times as fast as torch's own the SPM modules are: a bar for each, with the interquartile range."""
+    ours = [row for row in rows if row["module"].startswith("SPM")]
+    labels = [f"{row['module']} {row['size']:,}\n{row['steps']} steps, batch {row['batch']}" for row in ours]
+    figure, axes = plt.subplots(figsize=(9, 0.7 * len(ours) + 1), layout="constrained")
+    for number, (task, name) in enumerate(TASKS.items()):
+        places = np.arange(len(ours)) + 0.38 * (number - 0.5)
+        values = np.array([row[task]["speedup"] for row in ours])
+        low, high = np.array([row[task]["speedup_iqr"] for row in ours]).T
+        axes.barh(places, values, 0.36, xerr=[values - low, high - values], error_kw={"alpha": 0.4}, label=name)
+        for place, value in zip(places, values, strict=True):
+            axes.annotate(f" {value:.3g}", (value, place), va="center")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set(xscale="log", xlabel="times as fast as torch's own module")
+    axes.set_yticks(range(len(ours)), labels)
+    axes.invert_yaxis()
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
 def operator_latency(rows: Rows, path: Path) -> None:
     """The time that one vector takes, and its ratio to `nn.Linear`, against the width."""
     figure, (times, speedups) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")

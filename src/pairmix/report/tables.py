@@ -185,6 +185,46 @@ def operator_variants(rows: Rows) -> Table:
     )
 
 
+def modules(rows: Rows) -> Table:
+    """The time of recurrent networks and of attention, and its ratio to that of torch's own module."""
+    return _table(
+        rows,
+        [
+            *_MODULE,
+            ("forward + backward, ms", lambda row: _spread(row["train"], "ms")),
+            ("times as fast", lambda row: _spread(row["train"], "speedup")),
+            ("forward, ms", lambda row: _spread(row["inference"], "ms")),
+            ("times as fast", lambda row: _spread(row["inference"], "speedup")),
+        ],
+    )
+
+
+def modules_memory(rows: Rows) -> Table:
+    """What recurrent networks and attention need memory for."""
+    return _table(
+        rows,
+        [
+            *_MODULE,
+            ("parameters", lambda row: f"{row['parameters']:,}"),
+            ("kept for backward", lambda row: _mebibytes(row["bytes_kept"])),
+            ("peak of training", lambda row: _mebibytes(row["peak_bytes"])),
+        ],
+    )
+
+
+_MODULE: Columns = [
+    ("module", lambda row: row["module"]),
+    ("size", lambda row: f"{row['size']:,}"),
+    ("steps", lambda row: str(row["steps"])),
+    ("batch", lambda row: str(row["batch"])),
+]
+
+
+def of_kinds(table: Callable[[Rows], Table], *kinds: str) -> Callable[[Rows], Table]:
+    """A table of modules, with these kinds of them only."""
+    return lambda rows: table([row for row in rows if row["kind"] in kinds])
+
+
 def markdown(table: Table) -> str:
     """The table as Markdown has it."""
     header, *lines = table
