@@ -54,6 +54,8 @@ inline void in_parts(int64_t size, F f) {
   if (at < size) f(RestPart<T>{at, size - at});
 }
 
+thread_local Arena arenas_of_maps[4], arena_of_products;  // kept from call to call
+
 template <class T, int kLanes>
 class RecurrentRun {
  public:
@@ -63,7 +65,6 @@ class RecurrentRun {
         gates_(gates_of(recurrence.cell)),
         saved_(saved_of(recurrence.cell)),
         batch_(recurrence.batch_sizes.empty() ? 0 : recurrence.batch_sizes[0]) {
-    thread_local Arena of_maps[4], of_scratch;
     Call call{};
     call.plan = it_.plan, call.dtype = it_.dtype, call.rotation = it_.rotation;
     call.rows = batch_, call.steps = std::max<int64_t>(it_.batch_sizes.size(), 2);  // threads never share a row
@@ -74,9 +75,9 @@ class RecurrentRun {
     for (int64_t g = 0; g < gates_; ++g) {
       call.parameters = it_.maps[g];
       calls_[g] = call;
-      maps_[g] = std::make_unique<Run<T, T, kLanes>>(calls_[g], backward, of_maps[g]);
+      maps_[g] = std::make_unique<Run<T, T, kLanes>>(calls_[g], backward, arenas_of_maps[g]);
     }
-    lay_out_in(of_scratch, [&](Parts& parts) { scratch_ = parts.take<T>(batch_ * n_); });
+    lay_out_in(arena_of_products, [&](Parts& parts) { scratch_ = parts.take<T>(batch_ * n_); });
     for (const int64_t size : it_.batch_sizes) start_.push_back(start_.empty() ? 0 : start_.back() + last_), last_ = size;
   }
 
@@ -112,7 +113,7 @@ class RecurrentRun {
     T *h_before, *c_before, *gates, *h, *c, *saved;
     T *grad_h, *grad_c, *grad_gates, *grad_mixed;
     T *carried_h, *carried_c;  // backward: the gradients of the states, on their way to the first step
-    T* scratch;                // [count, n]
+    T* scratch;                // [count, n]: r * h of a GRU, or its gradient
   };
 
   Sequences my_sequences() const {
