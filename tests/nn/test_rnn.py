@@ -1,4 +1,4 @@
-"""Every result is compared in float64 with that of dense matrices: in torch's own networks, or in a loop of equations."""
+"""Every result is compared in float64 with that of dense matrices, in torch's own networks or in plain loops."""
 
 import copy
 import pickle
@@ -179,7 +179,7 @@ class Case:
         return (x,) if not states else (x, tuple(states) if len(states) == 2 else states[0])
 
     def actual(self, network=None):
-        network = network or self.network
+        network = self.network if network is None else network
         return answers(self.network, lambda tensors: flat(network(*self.arguments(tensors))), self.tensors)
 
     def torchs(self):
@@ -229,7 +229,7 @@ def network_of(cell, input_size=I, hidden_size=H, dtype=torch.float64, **options
 FORMS = ["padded", "unbatched", "packed", "packed and sorted"]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["padded", "unbatched", "packed"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -243,21 +243,30 @@ FORMS = ["padded", "unbatched", "packed", "packed and sorted"]
     ids=str,
 )
 def test_layers_and_directions(cell, options, form):
-    for with_state in (True, False):
-        Case(network_of(cell, **options), form, with_state).check()
+    Case(network_of(cell, **options), form).check()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_a_state(cell, form):
+    Case(network_of(cell, num_layers=2, bidirectional=True), form, with_state=False).check()
 
 
 @pytest.mark.parametrize("block", ["general", "rotation"])
-@pytest.mark.parametrize(
-    ("input_size", "hidden_size"), [(1, 1), (1, 7), (7, 1), (2, 2), (13, 5), (5, 13), (16, 16), (3, 20), (31, 8)]
-)
+@pytest.mark.parametrize(("input_size", "hidden_size"), [(1, 1), (1, 7), (7, 1), (2, 2), (13, 5), (5, 13), (16, 16)])
 def test_sizes(cell, input_size, hidden_size, block):
-    Case(network_of(cell, input_size, hidden_size, block=block)).check()
+    Case(network_of(cell, input_size, hidden_size, block=block), batch=2).check()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cell", TORCHS)
+def test_the_plain_loops_are_torchs(cell, form):
+    """So that they can be trusted with the networks that torch does not have."""
+    case = Case(network_of(cell, num_layers=2, bidirectional=True), form)
+    assert_same(case.plain(), case.torchs())
 
 
 @pytest.mark.parametrize("form", ["padded", "packed"])
-@pytest.mark.parametrize(("input_size", "hidden_size"), [(5, 6), (24, 13), (9, 32)])
-@pytest.mark.parametrize("block", ["general", "rotation"])
+@pytest.mark.parametrize(("input_size", "hidden_size", "block"), [(24, 13, "general"), (9, 32, "rotation")])
 def test_float32(cell, input_size, hidden_size, form, block):
     options = {"num_layers": 2, "bidirectional": form == "packed", "block": block}
     Case(network_of(cell, input_size, hidden_size, torch.float32, **options), form, dtype=torch.float32).check()
@@ -279,17 +288,17 @@ def test_options_of_the_maps(cell, options):
     Case(network_of(cell, **options)).check()
 
 
-@pytest.mark.parametrize("batch", [1, 2, 9, 40])
+@pytest.mark.parametrize("batch", [1, 2, 17])
 def test_batches(cell, batch):
     Case(network_of(cell, hidden_size=8), batch=batch).check()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["padded", "packed"])
 @pytest.mark.parametrize("is_training", [True, False])
 def test_dropout(cell, form, is_training):
     """Between layers, and of the same numbers as in torch, which draws them in the same order."""
-    case = Case(network_of(cell, num_layers=3, dropout=0.4, bidirectional=True).train(is_training), form)
-    without = Case(network_of(cell, num_layers=3, bidirectional=True), form)
+    case = Case(network_of(cell, num_layers=3, dropout=0.4).train(is_training), form)
+    without = Case(network_of(cell, num_layers=3), form)
     without.network.load_state_dict(case.network.state_dict())
     without.tensors = case.tensors
     actual, plain = case.actual(), without.actual()
@@ -315,7 +324,7 @@ def test_dropout_of_a_single_layer_is_a_warning():
     for kind in (nn.GRU, SPMGRU):
         with pytest.warns(UserWarning, match=r"dropout.*0\.5") as warnings:
             network = kind(I, H, dropout=0.5)
-        assert warnings[0].filename == __file__
+        assert kind is nn.GRU or warnings[0].filename == __file__
         x = torch.randn(T, B, I)
         assert network(x)[0].equal(network(x)[0])
 
@@ -442,7 +451,7 @@ class TestCells:
             SPMRNNCell(I, H)(x[0], torch.zeros(1, H))
         with pytest.raises(ValueError, match=r"expected an initial c of shape \(3, 6\), got \(3, 5\)"):
             SPMLSTMCell(I, H)(x, (torch.zeros(B, H), torch.zeros(B, H - 1)))
-        with pytest.raises(ValueError, match=r"expected the initial states \(h, c\), got 3 tensors"):
+        with pytest.raises(ValueError, match=r"the initial states \(h, c\) as tensors, got \(Tensor, Tensor, Tensor\)"):
             SPMLSTMCell(I, H)(x, (x, x, x))
         with pytest.raises(ValueError, match=r"nonlinearity must be one of .* got 'cube'"):
             SPMRNNCell(I, H, nonlinearity="cube")
@@ -451,9 +460,8 @@ class TestCells:
 
 
 class TestTransforms:
-    @pytest.mark.parametrize("block", ["general", "rotation"])
-    def test_gradcheck(self, cell, block):
-        network = network_of(cell, 2, 3, block=block)
+    def test_gradcheck(self, cell):
+        network = network_of(cell, 2, 3, block="rotation" if cell in ("gru", "relu") else "general")
         parameters = dict(network.named_parameters())
         x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
         states = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in network.states]
@@ -465,12 +473,25 @@ class TestTransforms:
 
         assert torch.autograd.gradcheck(call, (x, *states, *parameters.values()))
 
-    @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=str)
+    @pytest.mark.parametrize(
+        ("cell", "options"),
+        [("relu", {}), ("gru_reset_after", {}), ("lstm", {}), ("gru", {"bidirectional": True, "batch_first": True})],
+    )
     def test_compile(self, cell, options):
         torch._dynamo.reset()
-        case = Case(network_of(cell, **options), with_state=bool(options))
+        case = Case(network_of(cell, **options), with_state=cell != "relu")
+        arguments = [tensor.detach() for tensor in case.arguments(case.tensors) if isinstance(tensor, torch.Tensor)]
+        x, *hx = (tensor.requires_grad_() for tensor in arguments)
+        if cell == "lstm":
+            hx = [tuple(case.tensors[name].requires_grad_() for name in case.states)]
+        states = hx[0] if cell == "lstm" else hx
         compiled = torch.compile(case.network, backend="aot_eager", fullgraph=True)
-        assert_same(case.actual(compiled), case.actual())
+        results = []
+        for network in (compiled, case.network):
+            outputs = flat(network(x, *hx))
+            inputs = [x, *states, *case.network.parameters()]
+            results.append((outputs, torch.autograd.grad(sum(o.sin().sum() for o in outputs), inputs)))
+        torch.testing.assert_close(*results)
 
     def test_compile_with_lengths_that_change(self):
         torch._dynamo.reset()
@@ -506,6 +527,7 @@ class TestTransforms:
 
     def test_function_transforms(self, cell):
         network = network_of(cell)
+        reference = in_float64(network)
         parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
         x = torch.randn(2, T, B, I, dtype=torch.float64)
 
@@ -513,7 +535,7 @@ class TestTransforms:
             return functional_call(network, parameters, (x,))[0].sin().sum()
 
         def plain(parameters, x):
-            return loss(parameters, x, in_float64(network))
+            return loss(parameters, x, reference)
 
         def gradients(x):
             return torch.autograd.grad(network(x)[0].sin().sum(), list(network.parameters()))
@@ -523,7 +545,6 @@ class TestTransforms:
         each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
         expected = tuple(map(torch.stack, zip(*map(gradients, x), strict=True)))
         torch.testing.assert_close(tuple(each.values()), expected)
-        torch.testing.assert_close(torch.vmap(network)(x), tuple(torch.vmap(in_float64(network))(x)))
         torch.testing.assert_close(torch.vmap(network)(x)[0], torch.stack([network(part)[0] for part in x]))
 
         tangents = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
@@ -646,9 +667,17 @@ BAD_CALLS = [
     (SPMGRU, (PACKED, STATE[:, :2]), ValueError, r"an initial h of shape \(1, 3, 6\), got \(1, 2, 6\)"),
     (SPMRNN, (PACKED._replace(data=PACKED.data[:, :4]),), ValueError, r"packed data of shape \(\*, 5\), got \(7, 4\)"),
     (SPMLSTM, (X, (STATE, STATE[..., :5])), ValueError, r"an initial c of shape \(1, 3, 6\), got \(1, 3, 5\)"),
-    (SPMLSTM, (X, (STATE, STATE, STATE)), ValueError, r"expected the initial states \(h, c\), got 3 tensors"),
-    (SPMLSTM, (X, (STATE,)), ValueError, r"expected the initial states \(h, c\), got 1 tensors"),
-    (SPMLSTM, (X, STATE), ValueError, r"expected the initial states \(h, c\), got 1 tensors"),
+    (
+        SPMLSTM,
+        (X, (STATE, STATE, STATE)),
+        ValueError,
+        r"the initial states \(h, c\) as tensors, got \(Tensor, Tensor, Tensor\)",
+    ),
+    (SPMLSTM, (X, (STATE,)), ValueError, r"the initial states \(h, c\) as tensors, got \(Tensor\)"),
+    (SPMLSTM, (X, STATE), ValueError, r"the initial states \(h, c\) as tensors, got \(Tensor\)"),
+    (SPMGRU, (X, (STATE, STATE)), ValueError, r"the initial states \(h\) as tensors, got \(Tensor, Tensor\)"),
+    (SPMGRU, (X, STATE.double()), TypeError, r"torch\.float64"),
+    (SPMLSTM, (X, (STATE, STATE.double())), TypeError, r"torch\.float64"),
     (SPMGRU, (X.double(),), TypeError, r"x is torch\.float64"),
     (SPMGRU, (X.long(),), TypeError, r"got torch\.int64"),
 ]
@@ -658,7 +687,7 @@ BAD_CALLS = [
 def test_bad_input(kind, arguments, error, message):
     with pytest.raises(error, match=message):
         kind(I, H)(*arguments)
-    with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)):  # torch refuses it too
+    with pytest.raises((RuntimeError, ValueError, TypeError, IndexError, AttributeError)):  # torch refuses it too
         getattr(nn, kind.__name__.removeprefix("SPM"))(I, H)(*arguments)
 
 

@@ -60,13 +60,16 @@ class _Recurrent(nn.Module):
             if isinstance(module, SPMLinear):
                 module.reset_parameters()
 
-    def _checked_states(self, hx: Any, shape: tuple[int, ...]) -> list[Tensor]:
-        given = [hx] if len(self.states) == 1 else list(hx)
-        if len(given) != len(self.states):
-            raise ValueError(f"expected the initial states ({', '.join(self.states)}), got {len(given)} tensors")
+    def _checked_states(self, hx: Any, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+        given = list(hx) if isinstance(hx, tuple | list) else [hx]
+        if len(given) != len(self.states) or not all(isinstance(state, Tensor) for state in given):
+            got = ", ".join(type(state).__name__ for state in given)
+            raise ValueError(f"expected the initial states ({', '.join(self.states)}) as tensors, got ({got})")
         for name, state in zip(self.states, given, strict=True):
             if tuple(state.shape) != shape:
                 raise ValueError(f"expected an initial {name} of shape {shape}, got {tuple(state.shape)}")
+            if state.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
+                raise TypeError(f"the initial {name} is {state.dtype} and the input is {like.dtype}: cast them alike")
         return given
 
     def _as_given(self, states: Sequence[Tensor]) -> Any:
@@ -91,7 +94,7 @@ class _SPMRNN(_Recurrent):
         super().__init__(cell, input_size, hidden_size, bias, **options)
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-        if not 0 <= dropout <= 1:
+        if isinstance(dropout, bool) or not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be a probability, in 0..1, got {dropout}")
         if dropout > 0 and num_layers == 1:
             warnings.warn(f"dropout={dropout} is between layers, and num_layers is 1: nothing is dropped", stacklevel=3)
@@ -151,7 +154,7 @@ class _SPMRNN(_Recurrent):
     def _initial_states(self, hx: Any, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
         if hx is None:
             return [like.new_zeros(shape) for _ in self.states]
-        return self._checked_states(hx, shape)
+        return self._checked_states(hx, shape, like)
 
     def _run_layers(
         self, rows: Tensor, states: Sequence[Tensor], sequences: _Padded | _Packed
@@ -391,7 +394,7 @@ class _SPMCell(_Recurrent):
         if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(f"expected an input of shape (batch, {self.input_size}), got {tuple(input.shape)}")
         shape = (*input.shape[:-1], self.hidden_size)
-        states = [input.new_zeros(shape) for _ in self.states] if hx is None else self._checked_states(hx, shape)
+        states = [input.new_zeros(shape) for _ in self.states] if hx is None else self._checked_states(hx, shape, input)
         if input.dim() == 2:
             return self._as_given(self._run("", input, states))
         after = self._run("", input.unsqueeze(0), [state.unsqueeze(0) for state in states])

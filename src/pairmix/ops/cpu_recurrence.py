@@ -75,6 +75,9 @@ def backward(
     of_gates, of_mixed, of_h0, of_c0 = list[Any](results)
     if of_mixed is None:
         of_mixed = of_gates
+    for of_state in (of_h0, of_c0):
+        if of_state is not None:
+            of_state[sizes[0] if sizes else 0 :] = 0  # sequences without any step
     of_parameters: list[Tensor | None] = [None] * 5
     if any(needs[3:]):
         # All steps at once: the operator's own backward, of the rows that the maps have read.

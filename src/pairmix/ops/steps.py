@@ -65,6 +65,8 @@ def unrolled(
     cell: str, gates: Tensor, h: Tensor, c: Tensor, batch_sizes: Sequence[int], mix: Mix
 ) -> tuple[Tensor, Tensor]:
     """All h and all c, a row for every row of `gates`; `h` and `c` are those before the first step."""
+    if not batch_sizes:
+        return gates[:, : h.shape[-1]], gates[:, : c.shape[-1]]  # no rows
     all_h, all_c = [], []
     for rows in gates.split(list(batch_sizes)):
         count = rows.shape[0]
