@@ -492,7 +492,7 @@ class TestEncoder:
             {"dim_feedforward": 7, "block": "rotation"},
             {"dropout": 0.3},
         ],
-        ids=str,
+        ids=lambda options: "-".join(options),
     )
     @pytest.mark.parametrize("is_training", [True, False])
     def test_is_torchs(self, options, is_training):
