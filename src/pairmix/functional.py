@@ -12,6 +12,9 @@ from torch import Tensor
 from pairmix import ops
 from pairmix.schedule import Schedule
 
+GATES = ops.GATES
+"""How many gates each cell of `recurrence` has."""
+
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -181,10 +184,10 @@ def recurrence(
     Raises:
         ValueError: for a cell that does not exist or shapes that do not fit.
     """
-    if cell not in ops.GATES:
-        raise ValueError(f"cell must be one of {list(ops.GATES)}, got {cell!r}")
+    if cell not in GATES:
+        raise ValueError(f"cell must be one of {list(GATES)}, got {cell!r}")
     batch, size = h.shape
-    maps = ops.GATES[cell]
+    maps = GATES[cell]
     if size != schedule.n or gates.dim() != 2 or gates.shape[1] != maps * size:
         raise ValueError(
             f"a {cell} of width {schedule.n} needs gates of shape (N, {maps * schedule.n}) and states of shape "

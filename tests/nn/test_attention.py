@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import twins
 from pairmix import Schedule, SPMLinear, functional
 from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
 
+randomised = partial(twins.randomised, std=0.8)
 E, HEADS, L, S, N = 12, 3, 5, 7, 2
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
 ALL_PATTERNS = ["xxx", "xyy", "xxy", "xyz", "xyx"]
@@ -20,21 +23,6 @@ ALL_PATTERNS = ["xxx", "xyy", "xxy", "xyz", "xyx"]
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def randomised(module):
-    """Every parameter random, so that none can be mistaken for another; small enough that no softmax saturates."""
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.8)
-    return module
-
-
-def in_float64(module):
-    copied = copy.deepcopy(module).double()
-    for layer in copied.modules():
-        if isinstance(layer, SPMLinear):
-            layer.impl = "reference"
-    return copied
 
 
 def dense_parameters(module, prefix=""):
@@ -92,7 +80,7 @@ def assert_is_torchs(module, pattern, tensors, **call):
     masks = {name for name in tensors if len(name) > 1}
     actual = results(module, lambda t: module(*(t[i] for i in pattern), **{m: t[m] for m in masks}, **call), tensors)
 
-    reference = in_float64(module)
+    reference = twins.in_float64(module)
     twin = dense_twin(module)
     assert set(dense_parameters(reference)) == {name for name, _ in twin.named_parameters()}
 

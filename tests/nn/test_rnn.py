@@ -10,8 +10,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence, unpack_sequence
 
-from pairmix import SPMGRU, SPMLSTM, SPMRNN, Schedule, SPMGRUCell, SPMLinear, SPMLSTMCell, SPMRNNCell
+import twins
+from pairmix import SPMGRU, SPMLSTM, SPMRNN, Schedule, SPMGRUCell, SPMLSTMCell, SPMRNNCell
 
+randomised = partial(twins.randomised, std=0.7)
 NETWORKS = {
     "tanh": SPMRNN,
     "relu": partial(SPMRNN, nonlinearity="relu"),
@@ -43,21 +45,6 @@ LENGTHS = [2, 4, 1]
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def randomised(module):
-    """Every parameter random, so that none can be mistaken for another; small enough that nothing explodes."""
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.7)
-    return module
-
-
-def in_float64(module):
-    copied = copy.deepcopy(module).double()
-    for layer in copied.modules():
-        if isinstance(layer, SPMLinear):
-            layer.impl = "reference"
-    return copied
 
 
 def suffixes(module):
@@ -184,7 +171,7 @@ class Case:
 
     def torchs(self):
         """What torch's own network does with the dense matrices."""
-        ours, reference = self.network, in_float64(self.network)
+        ours, reference = self.network, twins.in_float64(self.network)
         options = {"bias": ours.bias, "batch_first": ours.batch_first, "bidirectional": ours.bidirectional}
         options |= {"num_layers": ours.num_layers, "dropout": ours.dropout, "dtype": torch.float64}
         twin = TORCHS[ours.cell](ours.input_size, ours.hidden_size, **options).train(ours.training)
@@ -197,7 +184,7 @@ class Case:
 
     def plain(self):
         """What a loop over single sequences does with the dense matrices."""
-        reference = in_float64(self.network)
+        reference = twins.in_float64(self.network)
 
         def call(tensors):
             states = [tensors[name] for name in self.states]
@@ -527,7 +514,7 @@ class TestTransforms:
 
     def test_function_transforms(self, cell):
         network = network_of(cell)
-        reference = in_float64(network)
+        reference = twins.in_float64(network)
         parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
         x = torch.randn(2, T, B, I, dtype=torch.float64)
 
@@ -564,7 +551,7 @@ class TestTransforms:
         with pytest.raises(NotImplementedError, match=r'second derivatives .* use impl="reference"'):
             gradient.sin().sum().backward()
 
-        reference = in_float64(network)
+        reference = twins.in_float64(network)
         inputs = [x, *reference.parameters()]
 
         def second(output):
@@ -602,7 +589,7 @@ class TestTransforms:
         case = Case(network_of("lstm"))
         for number in range(3):
             results = []
-            for network, oracle in ((case.network, False), (in_float64(case.network), True)):
+            for network, oracle in ((case.network, False), (twins.in_float64(case.network), True)):
                 x = torch.stack(case.sequences(case.tensors), 1).requires_grad_()
                 states = [case.tensors[name].clone().requires_grad_() for name in "hc"]
                 if oracle:

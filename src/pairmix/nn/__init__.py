@@ -3,7 +3,8 @@
 from pairmix.nn import init
 from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
 from pairmix.nn.linear import SPMLinear
-from pairmix.nn.rnn import SPMGRU, SPMLSTM, SPMRNN, SPMGRUCell, SPMLSTMCell, SPMRNNCell
+from pairmix.nn.rnn import SPMGRU, SPMLSTM, SPMRNN
+from pairmix.nn.rnn_cells import SPMGRUCell, SPMLSTMCell, SPMRNNCell
 
 __all__ = [
     "SPMGRU",

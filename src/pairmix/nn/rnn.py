@@ -7,76 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from pairmix import functional
-from pairmix.nn.linear import SPMLinear, SPMOptions
-
-_NONLINEARITIES = ("tanh", "relu", "linear")
-
-
-class _Recurrent(nn.Module):
-    """What the networks and the single cells have in common: for every gate a map of the input and one of the state."""
-
-    gates: int
-    states: tuple[str, ...] = ("h",)
-
-    def __init__(self, cell: str, input_size: int, hidden_size: int, bias: bool, **options: Any) -> None:
-        super().__init__()
-        for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        self.cell = cell
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.bias = bias
-        self._options = options
-
-    def _add_maps(self, suffix: str, input_size: int) -> None:
-        # One bias a gate is enough, unless the state's maps are scaled before they are added.
-        state_bias = self.bias and self.cell == "gru_reset_after"
-        make = {"maps": self.gates, **self._options}
-        self.add_module(f"ih{suffix}", SPMLinear(input_size, self.hidden_size, self.bias, **make))
-        self.add_module(f"hh{suffix}", SPMLinear(self.hidden_size, self.hidden_size, state_bias, **make))
-
-    def _run(
-        self, suffix: str, rows: Tensor, states: Sequence[Tensor], batch_sizes: Sequence[int] | None = None
-    ) -> list[Tensor]:
-        """The states after every step, for the rows of all steps."""
-        ih, hh = self._maps(suffix)
-        h, c = states if len(states) == 2 else (states[0], None)
-        after = functional.recurrence(self.cell, ih(rows), h, c, batch_sizes=batch_sizes, **hh.operator())
-        return list(after[: len(self.states)])
-
-    def _maps(self, suffix: str) -> tuple[SPMLinear, SPMLinear]:
-        ih, hh = getattr(self, f"ih{suffix}"), getattr(self, f"hh{suffix}")
-        return ih, hh
-
-    def reset_parameters(self) -> None:
-        """Fill the parameters anew, as `init` says."""
-        for module in self.children():
-            if isinstance(module, SPMLinear):
-                module.reset_parameters()
-
-    def _checked_states(self, hx: Any, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
-        given = list(hx) if isinstance(hx, tuple | list) else [hx]
-        if len(given) != len(self.states) or not all(isinstance(state, Tensor) for state in given):
-            got = ", ".join(type(state).__name__ for state in given)
-            raise ValueError(f"expected the initial states ({', '.join(self.states)}) as tensors, got ({got})")
-        for name, state in zip(self.states, given, strict=True):
-            if tuple(state.shape) != shape:
-                raise ValueError(f"expected an initial {name} of shape {shape}, got {tuple(state.shape)}")
-            if state.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
-                raise TypeError(f"the initial {name} is {state.dtype} and the input is {like.dtype}: cast them alike")
-        return given
-
-    def _as_given(self, states: Sequence[Tensor]) -> Any:
-        return states[0] if len(self.states) == 1 else tuple(states)
+from pairmix.nn.linear import SPMOptions
+from pairmix.nn.rnn_base import Recurrent, check_nonlinearity
+from pairmix.nn.sequences import Packed, Padded
 
 
-class _SPMRNN(_Recurrent):
+class _SPMRNN(Recurrent):
     """Layers and directions, as :class:`torch.nn.RNNBase` has them."""
 
     def __init__(
@@ -132,7 +72,7 @@ class _SPMRNN(_Recurrent):
         if not is_batched:
             states = [state.unsqueeze(1) for state in states]
 
-        rows, finals = self._run_layers(x.flatten(0, 1), states, _Padded(steps, batch))
+        rows, finals = self._run_layers(x.flatten(0, 1), states, Padded(steps, batch))
         y = rows.reshape(steps, batch, rows.shape[-1])
         if not is_batched:
             return y.squeeze(1), self._as_given([final.squeeze(1) for final in finals])
@@ -146,18 +86,13 @@ class _SPMRNN(_Recurrent):
         states = self._initial_states(hx, shape, rows)
         if hx is not None and sorted_indices is not None:
             states = [state.index_select(1, sorted_indices) for state in states]
-        rows, finals = self._run_layers(rows, states, _Packed(batch_sizes, rows.device))
+        rows, finals = self._run_layers(rows, states, Packed(batch_sizes, rows.device))
         if unsorted_indices is not None:
             finals = [final.index_select(1, unsorted_indices) for final in finals]
         return PackedSequence(rows, batch_sizes, sorted_indices, unsorted_indices), self._as_given(finals)
 
-    def _initial_states(self, hx: Any, shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
-        if hx is None:
-            return [like.new_zeros(shape) for _ in self.states]
-        return self._checked_states(hx, shape, like)
-
     def _run_layers(
-        self, rows: Tensor, states: Sequence[Tensor], sequences: _Padded | _Packed
+        self, rows: Tensor, states: Sequence[Tensor], sequences: Padded | Packed
     ) -> tuple[Tensor, list[Tensor]]:
         """The rows of the last layer, and the states that all layers and directions end with."""
         finals: list[list[Tensor]] = []
@@ -183,44 +118,6 @@ class _SPMRNN(_Recurrent):
         }
         changed = "".join(f", {name}={value}" for name, (value, usual) in options.items() if value != usual)
         return f"{self.input_size}, {self.hidden_size}, cell={self.cell}{changed}"
-
-
-class _Padded:
-    """Sequences of equal length: the rows of a step are those of all sequences."""
-
-    batch_sizes = None
-
-    def __init__(self, steps: int, batch: int) -> None:
-        self._steps = (steps, batch)
-
-    def reversed(self, rows: Tensor) -> Tensor:
-        """Every sequence back to front."""
-        return rows.reshape(*self._steps, rows.shape[-1]).flip(0).flatten(0, 1)
-
-    def last(self, rows: Tensor) -> Tensor:
-        """The rows that the sequences end with."""
-        return rows.reshape(*self._steps, rows.shape[-1])[-1]
-
-
-class _Packed:
-    """Sequences of any length, the longest first: those that have ended have no more rows."""
-
-    def __init__(self, batch_sizes: Tensor, device: torch.device) -> None:
-        self.batch_sizes: list[int] = batch_sizes.tolist()
-        start = batch_sizes.cumsum(0) - batch_sizes
-        step = torch.repeat_interleave(torch.arange(len(batch_sizes)), batch_sizes)
-        sequence = torch.arange(len(step)) - start[step]
-        length = torch.bincount(sequence)
-        self._reversed = (start[length[sequence] - 1 - step] + sequence).to(device)
-        self._last = (start[length - 1] + torch.arange(len(length))).to(device)
-
-    def reversed(self, rows: Tensor) -> Tensor:
-        """Every sequence back to front."""
-        return rows.index_select(0, self._reversed)
-
-    def last(self, rows: Tensor) -> Tensor:
-        """The rows that the sequences end with."""
-        return rows.index_select(0, self._last)
 
 
 class SPMRNN(_SPMRNN):
@@ -255,8 +152,6 @@ class SPMRNN(_SPMRNN):
         (torch.Size([35, 8, 256]), torch.Size([2, 8, 256]))
     """
 
-    gates = 1
-
     def __init__(
         self,
         input_size: int,
@@ -271,7 +166,7 @@ class SPMRNN(_SPMRNN):
         dtype: torch.dtype | None = None,
         **options: Unpack[SPMOptions],
     ) -> None:
-        _check_nonlinearity(nonlinearity)
+        check_nonlinearity(nonlinearity)
         super().__init__(
             nonlinearity, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
             device=device, dtype=dtype, **options,
@@ -315,8 +210,6 @@ class SPMGRU(_SPMRNN):
         (torch.Size([8, 35, 128]), torch.Size([2, 8, 64]))
     """
 
-    gates = 3
-
     def __init__(
         self,
         input_size: int,
@@ -357,9 +250,6 @@ class SPMLSTM(_SPMRNN):
         (torch.Size([35, 8, 64]), torch.Size([1, 8, 64]))
     """
 
-    gates = 4
-    states = ("h", "c")
-
     def __init__(
         self,
         input_size: int,
@@ -381,104 +271,3 @@ class SPMLSTM(_SPMRNN):
             device=device, dtype=dtype, **options,
         )  # fmt: skip
         self.proj_size = proj_size
-
-
-class _SPMCell(_Recurrent):
-    """A single step, as :class:`torch.nn.RNNCellBase` has it."""
-
-    def __init__(self, cell: str, input_size: int, hidden_size: int, bias: bool, **options: Any) -> None:
-        super().__init__(cell, input_size, hidden_size, bias, **options)
-        self._add_maps("", input_size)
-
-    def forward(self, input: Tensor, hx: Any = None) -> Any:
-        if input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
-            raise ValueError(f"expected an input of shape (batch, {self.input_size}), got {tuple(input.shape)}")
-        shape = (*input.shape[:-1], self.hidden_size)
-        states = [input.new_zeros(shape) for _ in self.states] if hx is None else self._checked_states(hx, shape, input)
-        if input.dim() == 2:
-            return self._as_given(self._run("", input, states))
-        after = self._run("", input.unsqueeze(0), [state.unsqueeze(0) for state in states])
-        return self._as_given([state.squeeze(0) for state in after])
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, cell={self.cell}" + ("" if self.bias else ", bias=False")
-
-
-class SPMRNNCell(_SPMCell):
-    """One step of :class:`SPMRNN`, in place of :class:`torch.nn.RNNCell`, with the same options.
-
-    Example:
-        >>> SPMRNNCell(10, 20)(torch.randn(3, 10)).shape
-        torch.Size([3, 20])
-    """
-
-    gates = 1
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        nonlinearity: str = "tanh",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Unpack[SPMOptions],
-    ) -> None:
-        _check_nonlinearity(nonlinearity)
-        super().__init__(nonlinearity, input_size, hidden_size, bias, device=device, dtype=dtype, **options)
-        self.nonlinearity = nonlinearity
-
-
-class SPMGRUCell(_SPMCell):
-    """One step of :class:`SPMGRU`, in place of :class:`torch.nn.GRUCell`, with the same options.
-
-    Example:
-        >>> SPMGRUCell(10, 20)(torch.randn(3, 10), torch.zeros(3, 20)).shape
-        torch.Size([3, 20])
-    """
-
-    gates = 3
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        reset_after: bool = False,
-        **options: Unpack[SPMOptions],
-    ) -> None:
-        cell = "gru_reset_after" if reset_after else "gru"
-        super().__init__(cell, input_size, hidden_size, bias, device=device, dtype=dtype, **options)
-        self.reset_after = reset_after
-
-
-class SPMLSTMCell(_SPMCell):
-    """One step of :class:`SPMLSTM`, in place of :class:`torch.nn.LSTMCell`, with the same options.
-
-    Example:
-        >>> h, c = SPMLSTMCell(10, 20)(torch.randn(3, 10))
-        >>> h.shape, c.shape
-        (torch.Size([3, 20]), torch.Size([3, 20]))
-    """
-
-    gates = 4
-    states = ("h", "c")
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Unpack[SPMOptions],
-    ) -> None:
-        super().__init__("lstm", input_size, hidden_size, bias, device=device, dtype=dtype, **options)
-
-
-def _check_nonlinearity(nonlinearity: str) -> None:
-    if nonlinearity not in _NONLINEARITIES:
-        raise ValueError(f"nonlinearity must be one of {list(_NONLINEARITIES)}, got {nonlinearity!r}")

@@ -6,7 +6,6 @@ keeps the states and the gates of every step, and nothing of the stages between 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,35 +52,11 @@ def _fake(gates: Tensor, h0: Tensor, c0: Tensor, *arguments: Any) -> tuple[Tenso
 
 
 @torch.library.register_fake("pairmix::recurrence_backward", lib=_library)
-def _fake_backward(
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    batch_sizes: Sequence[int] | None,
-    blocks: Tensor,
-    order: Tensor,
-    d_in: Tensor,
-    d_out: Tensor,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-    h: Tensor,
-    c: Tensor,
-    saved: Tensor,
-    cell: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor, ...]:
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    _, _, h0, c0, _, blocks, order, d_in, d_out, _, _, h, _, _, cell, needs = arguments
     (stages, n), maps = order.shape, GATES[cell]
-    shapes = [
-        (h.shape[0], maps * n),
-        h0.shape,
-        c0.shape,
-        blocks.shape,
-        d_in.shape,
-        d_out.shape,
-        (maps, n),
-        (maps, stages),
-    ]
+    of_parameters = [blocks.shape, d_in.shape, d_out.shape, (maps, n), (maps, stages)]
+    shapes = [(h.shape[0], maps * n), h0.shape, c0.shape, *of_parameters]
     return tuple(h.new_empty(shape if needed else (0,)) for shape, needed in zip(shapes, needs, strict=True))
 
 
