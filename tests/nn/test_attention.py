@@ -20,11 +20,6 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
 ALL_PATTERNS = ["xxx", "xyy", "xxy", "xyz", "xyx"]
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def dense_parameters(module, prefix=""):
     """What the parameters of torch's own module of this kind must be, by name; differentiable."""
     if isinstance(module, SPMLinear):
