@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fuzz sanitize lint format wheel results clean
+.PHONY: help install demo reproduce test fuzz sanitize lint format wheel results clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,11 +18,31 @@ $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/pairm
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[experiments,dev]'
 	touch $@
 
-demo: $(INSTALLED) ## Train a dense and an SPM student and compare them (under two minutes)
+demo: $(INSTALLED) ## Train a dense and an SPM student, compare them, write a page (under two minutes)
 	$(BIN)/pairmix demo
 
+# DATA=DIR reads the data from there instead of downloading it.
+TRAIN := $(BIN)/pairmix train
+WITH_DATA = $(if $(DATA),--data $(DATA))
+
+reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
+	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
+	$(TRAIN) teacher --widths 256 --layers dense,spm,lowrank --angle-stds 0.03,0.1,0.3,1.0,uniform \
+	    --blocks general,rotation --pairings same,other --out results/teacher --resume
+	for lr in 0.0003 0.001 0.003 0.01; do \
+	    $(TRAIN) teacher --widths 256 --layers dense,spm,lowrank,identity --lr $$lr --out results/teacher-lr/$$lr --resume && \
+	    $(TRAIN) agnews $(WITH_DATA) --widths 2048 --seeds 0 --lr $$lr --out results/agnews-lr/$$lr --resume || exit; \
+	done
+	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
+	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192,16384,32768,65536 --out results/agnews --resume
+	$(TRAIN) shakespeare $(WITH_DATA) --layers spm,lowrank --out results/shakespeare --resume
+	$(TRAIN) shakespeare $(WITH_DATA) --layers dense --steps 800 --out results/shakespeare --resume
+	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA)
+	$(BIN)/pairmix report results -o results/report.html --pictures results/pictures
+	$(BIN)/python docs/fill_tables.py
+
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
-	$(BIN)/pytest
+	$(BIN)/pytest $(WITH_DATA)
 
 fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= and COUNT= choose others
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
@@ -43,7 +63,6 @@ wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
 	$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
 results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
-	$(BIN)/pairmix demo --out results
 	$(BIN)/pairmix bench init --out results
 	$(BIN)/pairmix bench operator --out results
 	$(BIN)/pairmix bench operator --grid --out results
@@ -51,6 +70,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench operator --scaling --out results
 	$(BIN)/pairmix bench operator --variants --out results
 	$(BIN)/pairmix bench modules --out results
+	$(BIN)/pairmix bench steps $(WITH_DATA) --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind

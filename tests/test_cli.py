@@ -1,61 +1,293 @@
+import csv
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pairmix import cli, ops, results
+from pairmix.__main__ import EXTRAS
+from pairmix.experiments import shakespeare
 from pairmix.ops import reference
 
-run = CliRunner().invoke
+TINY = {
+    "teacher": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4",
+    "agnews": "--widths 8 --seeds 0 --layers softmax,spm --steps 2 --batch 4 --data {data}",
+    "shakespeare": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4 --length 4 --data {data}",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder in which the commands run, with some data of both kinds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PAIRMIX_CACHE", str(tmp_path / "cache"))
+    for name in ("agnews", "shakespeare"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    for name in ("train.csv", "test.csv"):
+        with (tmp_path / "data" / "agnews" / name).open("w", newline="") as file:
+            csv.writer(file).writerows((number % 4 + 1, f"word{number}", "more") for number in range(40))
+    (tmp_path / "data" / "shakespeare" / "input.txt").write_bytes(bytes(range(100)))
+    monkeypatch.setattr(shakespeare, "generate", lambda model, prompt, length, seed: b"To be")
+    return tmp_path
+
+
+def run(command):
+    """What `pairmix` does with this."""
+    return CliRunner().invoke(cli.app, shlex.split(command))
+
+
+def train(experiment, more=""):
+    return run(f"train {experiment} {TINY[experiment].format(data='data')} --out runs {more}")
+
+
+def words(result):
+    """What it said, without what depends on the width of the terminal."""
+    return " ".join(re.sub("[│╭╮╰╯─┃━]", " ", result.output).split())
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def saved(folder):
+    return {path.stem: results.load(path) for path in sorted(folder.glob("*.json"))}
 
 
 def test_doctor_says_what_is_in_use(monkeypatch):
     missing = ops.Impl(reference.forward, reference.backward, lambda device: "it was not compiled")
     monkeypatch.setitem(ops.IMPLS, "absent", missing)
-    result = run(cli.app, ["doctor"])
+    result = run("doctor")
     assert result.exit_code == 0
-    words = " ".join(result.output.split())
     for expected in ("torch 2.", "threads 1", "instruction set", 'impl "reference" available'):
-        assert expected in words
-    assert 'impl "absent" not available: it was not compiled' in words
-    assert 'impl "cpu" available, built for' in words
-    assert 'impl "auto" picks "cpu" for CPU tensors' in words
+        assert expected in words(result)
+    assert 'impl "absent" not available: it was not compiled' in words(result)
+    assert 'impl "cpu" available, built for' in words(result)
+    assert 'impl "auto" picks "cpu" for CPU tensors' in words(result)
 
 
-def test_demo_compares_trains_and_saves(tmp_path):
-    result = run(cli.app, ["demo", "--out", str(tmp_path), "--steps", "400", "--width", "64"])
+def test_demo_compares_and_can_be_run_again(folder):
+    for steps in (200, 100):  # the second time there is something to clear away
+        result = run(f"demo --out out --steps {steps} --width 64")
+        assert result.exit_code == 0, result.output
+        dense, spm = saved(folder / "out").values()
+        assert (dense["config"]["layer"], spm["config"]["layer"]) == ("dense", "spm")
+        assert dense["config"]["steps"] == spm["outcome"]["step"] == steps
+        assert spm["outcome"]["mixer_parameters"] < dense["outcome"]["mixer_parameters"] == 64 * 65
+        for one in (dense, spm):
+            assert f"{one['outcome']['test_accuracy']:.1%}" in words(result)
+        page = (folder / "out" / "report.html").read_text()
+        assert page.startswith("<!doctype html>")
+        assert f"{100 * spm['outcome']['test_accuracy']:.2f}" in page
+
+
+@pytest.mark.parametrize("experiment", TINY)
+class TestTrain:
+    def test_results_are_written_and_shown(self, folder, experiment):
+        result = train(experiment)
+        assert result.exit_code == 0, result.output
+        runs = saved(folder / "runs").values()
+        first = "softmax" if experiment == "agnews" else "dense"
+        assert sorted(one["config"]["layer"] for one in runs) == sorted([first, "spm"])
+        for one in runs:
+            outcome = one["outcome"]
+            assert outcome["step"] == one["rows"][-1]["step"] == 2
+            shown = f"{outcome['valid_bpc']:.3f}" if "valid_bpc" in outcome else f"{outcome['test_accuracy']:.1%}"
+            assert shown in words(result)
+        assert "paper" in words(result)
+        assert "pairmix report runs -o report.html" in words(result)
+
+    def test_resume_leaves_what_is_finished(self, folder, experiment):
+        assert train(experiment).exit_code == 0
+        before = contents(folder / "runs")
+        result = train(experiment, "--resume --seeds 0,1")
+        assert result.exit_code == 0, result.output
+        after = contents(folder / "runs")
+        assert before.items() < after.items()
+        assert {one["config"]["seed"] for one in saved(folder / "runs").values()} == {0, 1}
+
+    def test_a_second_run_changes_nothing(self, folder, experiment):
+        assert train(experiment).exit_code == 0
+        before = contents(folder / "runs")
+        result = train(experiment)
+        assert result.exit_code == 1
+        assert "is of an earlier run: --resume leaves it as it is, --out chooses another place" in words(result)
+        assert contents(folder / "runs") == before
+
+    def test_resume_does_not_take_other_settings_for_the_same_run(self, folder, experiment):
+        assert train(experiment).exit_code == 0
+        before = contents(folder / "runs")
+        result = train(experiment, "--resume --lr 0.5")
+        assert result.exit_code == 1
+        assert "here" in words(result)
+        assert "lr is 0.00" in words(result)
+        assert contents(folder / "runs") == before
+
+    def test_the_command_of_a_result_gives_the_same_run(self, folder, experiment):
+        more = {"teacher": "--angle-stds 0.5,uniform --pairings same,other", "agnews": "--stages 3"}
+        assert train(experiment, f"--lr 1e-5 --blocks rotation {more.get(experiment, '--cell gru')}").exit_code == 0
+        data = "" if experiment == "teacher" else "--data data"
+        for name, one in saved(folder / "runs").items():
+            program, command = one["command"].split(maxsplit=1)
+            assert program == "pairmix"
+            result = run(f"{command} {data} --out again/{name}")
+            assert result.exit_code == 0, result.output
+            (again,) = saved(folder / "again" / name).values()
+            assert again["config"] == one["config"]
+            assert again["command"] == one["command"]
+            assert [row["train_loss"] for row in again["rows"]] == [row["train_loss"] for row in one["rows"]]
+
+    def test_both_blocks_in_one_grid(self, folder, experiment):
+        result = train(experiment, "--blocks general,rotation")
+        assert result.exit_code == 0, result.output
+        kinds = [(one["config"]["layer"], one["config"]["block"]) for one in saved(folder / "runs").values()]
+        assert kinds.count(("spm", "general")) == kinds.count(("spm", "rotation")) == 1
+
+    @pytest.mark.parametrize(
+        ("option", "complaint"),
+        [
+            ("--layers dense,sparse", "'sparse'"),
+            ("--layers dense,", "''"),
+            ("--widths 0", "'0'"),
+            ("--widths 8,x", "'x'"),
+            ("--seeds -1", "'-1'"),
+            ("--seeds 1.5", "'1.5'"),
+            ("--seeds 2147483648", "got 2147483648"),
+            ("--blocks round", "'round'"),
+            ("--steps 0", "got 0"),
+            ("--batch 0", "got 0"),
+            ("--lr nan", "got nan"),
+            ("--lr x", "--lr"),
+            ("--threads 0", "--threads"),
+        ],
+    )
+    def test_bad_values(self, folder, experiment, option, complaint):
+        check_refusal(folder, train(experiment, option), complaint)
+
+
+def check_refusal(folder, result, complaint):
+    assert result.exit_code == 2
+    assert complaint in words(result)
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("value", ["far", "-0.1", "nan", "inf", "0.1,,0.2"])
+def test_bad_angles(folder, value):
+    check_refusal(folder, train("teacher", f"--angle-stds {value}"), "''" if ",," in value else value)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "option", "complaint"),
+    [
+        ("teacher", "--pairings some", "'some'"),
+        ("agnews", "--stages -1", "--stages"),
+        ("shakespeare", "--cell lstm", "'lstm'"),
+        ("shakespeare", "--length 0", "--length"),
+        ("shakespeare", "--layers softmax", "'softmax'"),
+    ],
+)
+def test_bad_values_of_one_experiment(folder, experiment, option, complaint):
+    check_refusal(folder, train(experiment, option), complaint)
+
+
+@pytest.mark.parametrize("experiment", ["agnews", "shakespeare"])
+def test_without_the_data_it_says_both_ways_to_get_it(folder, experiment):
+    result = train(experiment, "--data nowhere")
+    assert result.exit_code == 1
+    assert f"nowhere/{experiment}/" in words(result)
+    assert "leave out --data: it is downloaded from https://" in words(result)
+    assert f"pass --data DIR, with {experiment}/" in words(result)
+    assert not (folder / "runs").exists()
+
+
+def test_a_text_that_is_too_short(folder):
+    result = train("shakespeare", "--length 50")
+    assert result.exit_code == 1
+    assert "the text is too short: its validation part has 10 bytes" in words(result)
+
+
+def test_a_foreign_file_beside_the_results_is_named(folder):
+    (folder / "runs").mkdir()
+    (folder / "runs" / "notes.json").write_text("{}")
+    result = train("teacher")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "runs/notes.json is not a result of pairmix" in words(result)
+    assert len(list((folder / "runs").glob("*.json"))) == 3
+
+
+def test_report(folder):
+    for experiment in TINY:
+        assert train(experiment).exit_code == 0
+    result = run("report runs -o page/report.html")
     assert result.exit_code == 0, result.output
-    saved = results.load(tmp_path / "demo.json")
-    dense, spm = saved["rows"]
-    assert (dense["layer"], spm["layer"]) == ("dense", "SPM")
-    assert spm["accuracy"] > dense["accuracy"]
-    assert spm["parameters"] < dense["parameters"] == 64 * 65
-    assert len(spm["losses"]) == 400
-    assert spm["losses"][-1] < spm["losses"][0]
-    assert f"{spm['accuracy']:.1%}" in result.output
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "Wrote page/report.html" in words(result)
+    page = (folder / "page" / "report.html").read_text()
+    for title in ("Compositional teacher", "AG News", "Shakespeare"):
+        assert title in page
 
 
-def test_bench_init(tmp_path):
-    result = run(cli.app, ["bench", "init", "--out", str(tmp_path), "--steps", "2", "--width", "8"])
+def test_report_with_pictures(folder, monkeypatch):
+    assert train("teacher").exit_code == 0
+    written = []
+    monkeypatch.setattr(cli.report.page, "write", lambda runs, *paths: written.append(paths))  # pictures take seconds
+    result = run("report runs --pictures pictures")
+    assert "Wrote report.html and the pictures in pictures" in words(result)
+    assert written == [(Path("report.html"), Path("pictures"))]
+
+
+@pytest.mark.parametrize("what", ["nowhere", "[nowhere]", "data"])
+def test_report_of_nothing(folder, what):
+    result = run(f"report {what}")
+    assert result.exit_code == 1
+    assert what in words(result)
+    assert not (folder / "report.html").exists()
+
+
+def test_bench_init(folder):
+    result = run("bench init --out out --steps 2 --width 8")
     assert result.exit_code == 0, result.output
-    rows = results.load(tmp_path / "init.json")["rows"]
+    rows = results.load(folder / "out" / "init.json")["rows"]
     assert len(rows) == 2 * 2 * 9 * 3
     assert {row["init"] for row in rows} >= {"identity", "hadamard", "random_rotation", "near_identity 0.05"}
-    assert (tmp_path / "init.png").exists()
+    assert (folder / "out" / "init.png").exists()
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--steps", "0"], ["demo", "--width", "x"], ["dance"]])
-def test_bad_arguments(arguments):
-    assert run(cli.app, arguments).exit_code == 2
+@pytest.mark.parametrize("command", ["demo --steps 0", "demo --width x", "dance", "train", "train dance", "report"])
+def test_bad_arguments(folder, command):
+    assert run(command).exit_code == 2
 
 
 def test_without_the_extras_it_says_what_to_install():
-    code = "import sys; sys.modules['typer'] = None; from pairmix.__main__ import main; main()"
+    code = f"""
+import sys
+from pairmix import __main__, nn
+
+class Missing:
+    def find_spec(self, module, *others):
+        if module == self.name:
+            raise ModuleNotFoundError(name=module)
+
+missing = Missing()
+sys.meta_path.insert(0, missing)
+for missing.name in {EXTRAS}:
+    before = sys.modules.copy()
+    for module in before:
+        if module.startswith((missing.name, "pairmix.cli", "pairmix.experiments", "pairmix.report")):
+            del sys.modules[module]
+    try:
+        __main__.main()
+    except SystemExit as error:
+        print(error)
+    sys.modules.update(before)
+"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "needs typer: pip install 'pairmix[experiments]'" in result.stderr
+    assert result.stdout.splitlines() == [
+        f"The pairmix command needs {name}: pip install 'pairmix[experiments]'" for name in EXTRAS
+    ], result.stderr
 
 
 def test_module_entry_point():

@@ -2,13 +2,15 @@
 
 import sys
 
+EXTRAS = ("typer", "rich", "matplotlib", "jinja2", "pooch", "safetensors", "scipy")
+
 
 def main() -> None:
     """Run the command, or say what has to be installed for it."""
     try:
         from pairmix.cli import app
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich", "matplotlib"):
+        if error.name not in EXTRAS:
             raise
         sys.exit(f"The pairmix command needs {error.name}: pip install 'pairmix[experiments]'")
     app()

@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,9 +16,16 @@ from typing import Any
 import torch
 
 import pairmix
+from pairmix import files
 
 
-def save(path: Path, command: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+def save(
+    path: Path,
+    command: str,
+    config: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    outcome: Mapping[str, Any] | None = None,
+) -> None:
     """Write a run to `path`, whole or not at all.
 
     Args:
@@ -27,29 +33,20 @@ def save(path: Path, command: str, config: Mapping[str, Any], rows: Sequence[Map
         command: what to type to measure this again.
         config: every setting of the run, seeds included.
         rows: everything that was measured.
+        outcome: what it came to in the end, if that is not among the rows.
     """
     run = {
         "command": command,
         "config": dict(config),
+        **({} if outcome is None else {"outcome": dict(outcome)}),
         "rows": [dict(row) for row in rows],
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
-        part = Path(file.name)
-        try:
-            json.dump(run, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-            part.chmod(0o644)
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    with files.atomic(path) as file:
+        file.write((json.dumps(run, indent=1) + "\n").encode())
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from pairmix.bench.contenders import (
     LOW_RANK_64,
     SPM,
     Kind,
-    LowRank,
     Monarch,
     contenders,
     divisor_near_root,
-    parameters,
 )
 from pairmix.bench.memory import peak_of_training
 from pairmix.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
+from pairmix.experiments.layers import LowRank, count_parameters
 
 TINY = {"seconds": 0.0, "threads": (1,)}
 
@@ -109,12 +108,12 @@ class TestContenders:
     def test_low_rank_has_the_size_of_spm_rounded_up(self):
         for n in (64, 100, 129):
             builds = contenders(n)
-            spm, low_rank = parameters(builds[SPM]()), parameters(builds[LOW_RANK]())
+            spm, low_rank = count_parameters(builds[SPM]()), count_parameters(builds[LOW_RANK]())
             assert 0 <= low_rank - spm < 2 * n
 
     def test_rank_64_only_where_it_is_low(self):
         assert LOW_RANK_64 not in contenders(128)
-        assert parameters(contenders(130)[LOW_RANK_64]()) == 2 * 64 * 130 + 130
+        assert count_parameters(contenders(130)[LOW_RANK_64]()) == 2 * 64 * 130 + 130
 
     @pytest.mark.parametrize(("n", "blocks"), [(64, 8), (512, 16), (1000, 25), (7, 1)])
     def test_blocks_of_monarch(self, n, blocks):
@@ -164,7 +163,7 @@ class TestBounds:
         monkeypatch.setattr(bounds, "multiply_adds_per_second", lambda: 1e6)
         row = bounds.reached(self.layer, self.x, "train", [1.0], [0.1])
         assert row["of_arithmetic"] == pytest.approx(16 * 32 * 6 * 10 / 1e6)
-        parameter_bytes = 4 * parameters(self.layer)
+        parameter_bytes = 4 * count_parameters(self.layer)
         assert row["of_bandwidth"] == pytest.approx((5 + 2 * parameter_bytes / self.x.nbytes) / 2 * 0.1)
         row = bounds.reached(self.layer, self.x, "inference", [0.5], [0.1])
         assert row["of_arithmetic"] == pytest.approx(4 * 32 * 6 * 10 / 1e6 / 0.5)

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from pairmix.experiments.layers import LowRank, equal_rank
 from pairmix.nn import SPMLinear
 from pairmix.schedule import Schedule
 
@@ -58,7 +59,7 @@ def contenders(n: int) -> dict[str, Build]:
     builds: dict[str, Build] = {
         DENSE: partial(nn.Linear, n, n),
         SPM: partial(SPMLinear, n, n),
-        LOW_RANK: partial(LowRank, n, rank_of_equal_size(n)),
+        LOW_RANK: partial(LowRank, n, equal_rank(n)),
     }
     if n > 2 * 64:
         builds[LOW_RANK_64] = partial(LowRank, n, 64)
@@ -67,19 +68,6 @@ def contenders(n: int) -> dict[str, Build]:
         builds["torch-structured"] = partial(torch_structured_butterfly, n)
     builds["SPM in plain torch"] = partial(SPMLinear, n, n, impl="reference")
     return builds
-
-
-class LowRank(nn.Sequential):
-    """`y = A B x + bias` with an inner dimension of `rank`."""
-
-    def __init__(self, n: int, rank: int) -> None:
-        super().__init__(nn.Linear(n, rank, bias=False), nn.Linear(rank, n))
-
-
-def rank_of_equal_size(n: int) -> int:
-    """The smallest rank with which a low-rank layer has at least as many parameters as SPM."""
-    size = parameters(SPMLinear(n, n))
-    return math.ceil((size - n) / (2 * n))
 
 
 class Monarch(nn.Module):
@@ -122,8 +110,3 @@ def torch_structured_butterfly(n: int) -> nn.Module:
         from torch_structured import Butterfly
     layer: nn.Module = Butterfly(n, n)
     return layer
-
-
-def parameters(layer: nn.Module) -> int:
-    """How many there are."""
-    return sum(parameter.numel() for parameter in layer.parameters())

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import torch
+from torch import nn
 
-from pairmix.experiments.teacher import Teacher, student
-from pairmix.experiments.training import accuracy, train
+from pairmix.experiments import teacher
+from pairmix.experiments.training import train
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import INITS, near_identity_
 
@@ -45,19 +45,29 @@ class Config:
         return len(self.teacher_angle_stds) * len(self.blocks) * len(self.inits) * len(self.seeds)
 
 
+class Student(teacher.Experiment):
+    """An SPM student that starts from a given initialisation."""
+
+    def __init__(self, config: teacher.Config, init: Any) -> None:
+        super().__init__(config)
+        self.init = init
+
+    def layer(self) -> nn.Module:
+        return SPMLinear(self.config.width, self.config.width, block=self.config.block, init=self.init)
+
+
 def run(config: Config) -> Iterator[dict[str, Any]]:
     """Train the whole grid, a row at a time."""
     grid = product(config.teacher_angle_stds, config.inits.items(), config.blocks, config.seeds)
+    shared: dict[str, Any] = {"width": config.width, "steps": config.steps, "batch": config.batch, "lr": config.lr}
     for angle_std, (name, init), block, seed in grid:
-        teacher = Teacher(config.width, angle_std=angle_std, seed=seed)
-        torch.manual_seed(seed)
-        model = student(SPMLinear(config.width, config.width, block=block, init=init), config.width)
-        history = train(model, teacher.batches(config.batch), config.steps, config.lr)
+        student = Student(teacher.Config(**shared, angle_std=angle_std, block=block, seed=seed), init)
+        trained = train(student)
         yield {
             "teacher_angle_std": angle_std,
             "init": name,
             "block": block,
             "seed": seed,
-            "accuracy": accuracy(model, teacher.test_set()),
-            "final_loss": sum(history.losses[-50:]) / len(history.losses[-50:]),
+            "accuracy": trained.outcome["test_accuracy"],
+            "final_loss": trained.rows[-1]["train_loss"],
         }

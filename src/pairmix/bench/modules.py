@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import pairmix.nn as spm
-from pairmix.bench.contenders import parameters
 from pairmix.bench.memory import bytes_kept, peak_of_training
 from pairmix.bench.timing import TASKS, current_threads, measured, settings, time_layers
+from pairmix.experiments.layers import count_parameters
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _compare(case: Case, seconds: float, setting: dict[str, Any]) -> Iterator[di
             "steps": case.steps,
             "batch": case.batch,
             "module": name,
-            "parameters": parameters(module),
+            "parameters": count_parameters(module),
             "bytes_kept": bytes_kept(module.train(), x),
             "peak_bytes": peak_of_training(case.builds[name], *case.shape),
             **{task: measured(samples[task], name, theirs) for task in TASKS},

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from pairmix.bench import bounds, memory
-from pairmix.bench.contenders import DENSE, SPM, contenders, parameters
+from pairmix.bench.contenders import DENSE, SPM, contenders
 from pairmix.bench.timing import TASKS, current_threads, measured, settings, time_layers
+from pairmix.experiments.layers import count_parameters
 from pairmix.nn import SPMLinear
 
 
@@ -45,7 +46,7 @@ def _compare(n: int, batch: int, seconds: float) -> list[dict[str, Any]]:
             "n": n,
             "batch": batch,
             "layer": name,
-            "parameters": parameters(layer),
+            "parameters": count_parameters(layer),
             "bytes_kept": memory.bytes_kept(layer, x),
             "peak_bytes": memory.peak_of_training(builds[name], batch, n),
         }

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from pairmix.bench.contenders import DENSE, LOW_RANK, LOW_RANK_64, SPM, contenders, parameters
+from pairmix.bench.contenders import DENSE, LOW_RANK, LOW_RANK_64, SPM, contenders
 from pairmix.bench.timing import current_threads, measured, settings, time_layers
+from pairmix.experiments.layers import count_parameters
 
 
 @dataclass(frozen=True)
@@ -33,5 +34,5 @@ def run(config: Config) -> Iterator[dict[str, Any]]:
             cases = {name: (builds[name](), torch.randn(1, n)) for name in names}
             samples = time_layers(cases, "inference", config.seconds)
             for name, (layer, _) in cases.items():
-                sizes = {"n": n, "layer": name, "parameters": parameters(layer)}
+                sizes = {"n": n, "layer": name, "parameters": count_parameters(layer)}
                 yield {**setting, **sizes, "inference": measured(samples, name, DENSE)}

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from pairmix.bench import memory
-from pairmix.bench.contenders import parameters
 from pairmix.bench.timing import current_threads, measured, settings, time_layers
+from pairmix.experiments.layers import count_parameters
 from pairmix.nn import SPMLinear
 
 
@@ -48,7 +48,7 @@ def run(config: Config) -> Iterator[dict[str, Any]]:
                 "n": n,
                 "batch": config.batch,
                 "stages": layer.stages,
-                "parameters": parameters(layer),
+                "parameters": count_parameters(layer),
                 "peak_bytes": memory.peak_of_training(partial(SPMLinear, n, n), config.batch, n),
                 "train": times[name],
                 "exponent": exponent,

@@ -1,17 +1,68 @@
-"""The compositional teacher of section 9.1: an SPM, a ReLU and a dense map decide the label."""
+"""Section 9.1: students learn the labels of a compositional teacher, argmax(W relu(SPM(x))).
+
+How far the teacher's SPM is from the identity is the axis of the experiment: the paper reports one point of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from pairmix.experiments.training import Batch
+from pairmix.experiments.classification import scores
+from pairmix.experiments.layers import LAYERS, count_parameters, make_layer
+from pairmix.experiments.training import Batch, Recipe
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import near_identity_
+from pairmix.schedule import Schedule
+
+UNIFORM = "uniform"
+PAIRINGS = {"same": "the teacher's", "other": "random ones"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Recipe):
+    """A student and its teacher.
+
+    Attributes:
+        layer: the student's, of `LAYERS`.
+        width: of the input.
+        classes: how many labels there are.
+        angle_std: how far the teacher is from the identity: the spread of its angles in radians, or `"uniform"` for
+            angles from the whole circle.
+        block: of an SPM student.
+        pairing: of an SPM student: `"same"`, the teacher's pairs, or `"other"`, random ones.
+    """
+
+    experiment: str = "teacher"
+    layer: str = "spm"
+    width: int = 256
+    classes: int = 10
+    angle_std: float | str = 0.1
+    block: str = "general"
+    pairing: str = "same"
+    stages: int | None = None
+    steps: int = 1200
+    batch: int = 256
+    lr: float = 3e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer not in LAYERS:
+            raise ValueError(f"layer must be one of {list(LAYERS)}, got {self.layer!r}")
+        if self.pairing not in PAIRINGS:
+            raise ValueError(f"pairing must be one of {list(PAIRINGS)}, got {self.pairing!r}")
+        if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and self.angle_std >= 0):
+            raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        kind = f"spm-{self.block}-{self.pairing}" if self.layer == "spm" else self.layer
+        return f"{kind}-{self.width}-std-{self.angle_std}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -21,49 +72,66 @@ class Teacher:
     Attributes:
         width: of x.
         classes: how many labels there are.
-        angle_std: how far the SPM is from the identity, in radians.
+        angle_std: how far the SPM is from the identity; see `Config`.
         seed: which rule, and which x.
     """
 
     width: int
     classes: int = 10
-    angle_std: float = 0.1
+    angle_std: float | str = 0.1
     seed: int = 0
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Fresh batches without end, the same ones for the same seed."""
-        return self._batches(size, stream=1)
+    def batch(self, size: int, number: int) -> Batch:
+        """Inputs and labels, the same ones for the same number, others for another."""
+        x = torch.randn(size, self.width, generator=torch.Generator().manual_seed(self._seed(number + 1)))
+        with torch.no_grad():
+            return x, self.rule(x).argmax(-1)
 
-    def test_set(self, size: int = 10_000) -> Batch:
-        """A batch that is not among the training batches."""
-        return next(self._batches(size, stream=2))
-
-    def _batches(self, size: int, stream: int) -> Iterator[Batch]:
-        rule = self._rule()
-        generator = torch.Generator().manual_seed(self._seed(stream))
-        while True:
-            x = torch.randn(size, self.width, generator=generator)
-            with torch.no_grad():
-                labels = rule(x).argmax(-1)
-            yield x, labels
-
-    def _seed(self, stream: int) -> int:
-        # Far from the small seeds that students are started from: a student must not start as a copy of the rule.
-        return 1_000_003 * (self.seed + 1) + stream
-
-    def _rule(self) -> nn.Module:
+    @cached_property
+    def rule(self) -> nn.Module:
+        """What gives every label its score."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed(stream=0))
-            init = partial(near_identity_, std=self.angle_std)
+            torch.manual_seed(self._seed(0))
+            init: Any = (
+                "random_rotation" if self.angle_std == UNIFORM else partial(near_identity_, std=float(self.angle_std))
+            )
             mixer = SPMLinear(self.width, self.width, bias=False, init=init)
             return nn.Sequential(mixer, nn.ReLU(), nn.Linear(self.width, self.classes, bias=False))
 
+    def _seed(self, number: int) -> int:
+        # Far from the small seeds that students are started from: a student must not start as a copy of the rule.
+        return ((self.seed + 1) << 32) + number
 
-def student(first_layer: nn.Module, width: int, classes: int = 10) -> nn.Sequential:
-    """A classifier of the teacher's form around the layer that is to be compared."""
-    return nn.Sequential(first_layer, nn.ReLU(), nn.Linear(width, classes))
 
+class Experiment:
+    """Fresh batches without end, so that nothing can be learnt by heart."""
 
-def count_parameters(model: nn.Module) -> int:
-    """All of them, in scalars."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.teacher = Teacher(config.width, config.classes, config.angle_std, config.seed)
+
+    def build(self) -> nn.Module:
+        return nn.Sequential(self.layer(), nn.ReLU(), nn.Linear(self.config.width, self.config.classes))
+
+    def layer(self) -> nn.Module:
+        """The one that is compared."""
+        config = self.config
+        schedule: str | Schedule = "butterfly"
+        if config.pairing == "other":
+            stages = config.stages or Schedule.butterfly(config.width).stages
+            schedule = Schedule.random(config.width, stages, seed=config.seed)
+        return make_layer(config.layer, config.width, block=config.block, stages=config.stages, schedule=schedule)
+
+    def batch(self, step: int) -> Batch:
+        return self.teacher.batch(self.config.batch, step)
+
+    @cached_property
+    def _validation_set(self) -> Batch:
+        return self.teacher.batch(2048, 0)
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        return scores(model, [self._validation_set], "valid")
+
+    def conclude(self, model: nn.Module) -> dict[str, Any]:
+        test_set = (self.teacher.batch(1000, (1 << 31) + number) for number in range(10))
+        return {**scores(model, test_set, "test"), "mixer_parameters": count_parameters(model[0])}  # type: ignore[index]

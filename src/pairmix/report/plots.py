@@ -16,21 +16,22 @@ from matplotlib import pyplot as plt
 from pairmix.report.tables import TASKS, Rows
 
 
-def students(rows: Rows, path: Path) -> None:
-    """The loss of every student against steps and against time, with its accuracy; as PNG or SVG by the suffix."""
-    figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for row in rows:
-        losses = _smoothed(row["losses"])
-        steps = np.arange(1, len(losses) + 1)
-        label = f"{row['layer']}: {row['accuracy']:.1%} right, {row['parameters']:,} parameters"
-        by_step.plot(steps, losses, label=label)
-        by_time.plot(steps * row["ms_per_step"] / 1e3, losses)
-    by_step.set(xlabel="step", ylabel="training loss")
-    by_time.set(xlabel="seconds of training", xscale="log")
-    by_step.legend(frameon=False)
-    for axes in (by_step, by_time):
-        axes.spines[["top", "right"]].set_visible(False)
+def steps(rows: Rows, path: Path) -> None:
+    """The time of a training step against the width: a panel for each experiment, a line for each model."""
+    experiments = _distinct(rows, "experiment")
+    figure, panels = plt.subplots(1, len(experiments), figsize=(4 * len(experiments), 4), layout="constrained")
+    for axes, experiment in zip(np.atleast_1d(panels), experiments, strict=True):
+        for color, layer in enumerate(_distinct(rows, "layer")):
+            chosen = [row for row in rows if (row["experiment"], row["layer"]) == (experiment, layer)]
+            if chosen:
+                widths, times = [row["width"] for row in chosen], [row["ms"] for row in chosen]
+                axes.loglog(widths, times, "o-", color=f"C{color}", markersize=4, label=layer)
+        widths = _distinct([row for row in rows if row["experiment"] == experiment], "width")
+        axes.set(title=experiment, xlabel="n", ylabel="ms per step")
+        axes.set_xticks(widths, widths, rotation=45)
+        axes.minorticks_off()
         axes.grid(alpha=0.2)
+        axes.legend(frameon=False)
     _save(figure, path)
 
 
@@ -211,13 +212,6 @@ def _if_several(threads: Sequence[int], number: int) -> str:
 
 def _distinct(rows: Rows, key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
-
-
-def _smoothed(values: Sequence[float], window: int = 25) -> np.ndarray[Any, Any]:
-    sums = np.cumsum(np.pad(np.asarray(values, float), (1, 0)))
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(stop - window, 0)
-    return np.asarray((sums[stop] - sums[start]) / (stop - start))
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -15,24 +15,12 @@ Columns = Sequence[tuple[str, Callable[[Row], str]]]
 TASKS = {"train": "forward + backward", "inference": "forward"}
 
 
-def students(rows: Rows) -> Table:
-    """What each student reached, and what it cost."""
-    header = ["layer", "test accuracy", "parameters", "ms per step"]
-    return [
-        header,
-        *(
-            [row["layer"], f"{row['accuracy']:.1%}", f"{row['parameters']:,}", f"{row['ms_per_step']:.2f}"]
-            for row in rows
-        ),
-    ]
-
-
 def initialisations(rows: Rows) -> Table:
     """The mean accuracy over seeds from each initialisation: a column for each teacher and block."""
-    columns = _distinct((row["teacher_angle_std"], row["block"]) for row in rows)
+    columns = distinct((row["teacher_angle_std"], row["block"]) for row in rows)
     header = ["init", *(f"teacher {std}, {block}" for std, block in columns)]
     lines = []
-    for init in _distinct(row["init"] for row in rows):
+    for init in distinct(row["init"] for row in rows):
         cells = [
             mean(
                 row["accuracy"] for row in rows if (row["init"], row["teacher_angle_std"], row["block"]) == (init, *key)
@@ -63,10 +51,10 @@ def operator_summary(rows: Rows) -> Table:
     at = {(row["n"], row["layer"]): row for row in rows}
 
     def time(task: str, layer: str) -> Callable[[Row], str]:
-        return lambda row: _number(at[row["n"], layer][task]["ms"])
+        return lambda row: number(at[row["n"], layer][task]["ms"])
 
     def speedup(task: str) -> Callable[[Row], str]:
-        return lambda row: f"**{_number(row[task]['speedup'])}**"
+        return lambda row: f"**{number(row[task]['speedup'])}**"
 
     return _table(
         [row for row in rows if row["layer"] == "SPM"],
@@ -82,6 +70,20 @@ def operator_summary(rows: Rows) -> Table:
                     ("**times as fast as nn.Linear**", speedup(task)),
                 )
             ),
+        ],
+    )
+
+
+def steps(rows: Rows) -> Table:
+    """The time of a training step of every model, and its ratio to that of the dense one."""
+    return _table(
+        rows,
+        [
+            ("experiment", lambda row: row["experiment"]),
+            ("n", lambda row: f"{row['width']:,}"),
+            ("layer", lambda row: row["layer"]),
+            ("ms per step", lambda row: _spread(row, "ms")),
+            ("times as fast as dense", lambda row: _spread(row, "speedup") if "speedup" in row else "-"),
         ],
     )
 
@@ -110,8 +112,8 @@ def operator_bounds(rows: Rows) -> Table:
         [row for row in rows if "of_bandwidth" in row["train"]],
         [
             ("n", lambda row: f"{row['n']:,}"),
-            ("10^9 multiply-adds/s", lambda row: _number(row["train"]["multiply_adds_per_second"], 1e-9)),
-            ("copied GB/s", lambda row: _number(row["train"]["bytes_per_second"], 1e-9)),
+            ("10^9 multiply-adds/s", lambda row: number(row["train"]["multiply_adds_per_second"], 1e-9)),
+            ("copied GB/s", lambda row: number(row["train"]["bytes_per_second"], 1e-9)),
             *(
                 (f"{name}, of the {bound}", percent(task, f"of_{bound}"))
                 for task, name in TASKS.items()
@@ -128,7 +130,7 @@ def operator_grid(rows: Rows) -> Table:
 
     def speedup(batch: int, line: Row) -> str:
         row = at.get((line["threads"], line["schedule"], line["n"], batch))
-        return _number(row[line["task"]]["speedup"] if row and row[line["task"]] else None)
+        return number(row[line["task"]]["speedup"] if row and row[line["task"]] else None)
 
     return _table(
         list(lines.values()),
@@ -136,7 +138,7 @@ def operator_grid(rows: Rows) -> Table:
             ("", lambda line: TASKS[line["task"]]),
             ("schedule", lambda line: line["schedule"]),
             ("n", lambda line: f"{line['n']:,}"),
-            *((f"batch {batch:,}", partial(speedup, batch)) for batch in _distinct(row["batch"] for row in rows)),
+            *((f"batch {batch:,}", partial(speedup, batch)) for batch in distinct(row["batch"] for row in rows)),
         ],
     )
 
@@ -240,10 +242,10 @@ def _table(rows: Rows, columns: Columns) -> Table:
 
 def _spread(measured: Row, name: str, unit: float = 1) -> str:
     low, high = measured[f"{name}_iqr"]
-    return f"{_number(measured[name], unit)} ({_number(low, unit)} to {_number(high, unit)})"
+    return f"{number(measured[name], unit)} ({number(low, unit)} to {number(high, unit)})"
 
 
-def _number(value: float | None, unit: float = 1) -> str:
+def number(value: float | None, unit: float = 1) -> str:
     """With three digits, more only for a whole number; a dash for what could not be measured."""
     if value is None:
         return "-"
@@ -251,8 +253,9 @@ def _number(value: float | None, unit: float = 1) -> str:
 
 
 def _mebibytes(size: int | None) -> str:
-    return "-" if size is None else f"{_number(size, 2**-20)} MiB"
+    return "-" if size is None else f"{number(size, 2**-20)} MiB"
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Each value once, in the order of its first."""
     return list(dict.fromkeys(values))

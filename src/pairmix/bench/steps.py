@@ -1,0 +1,116 @@
+"""How long is a training step of each experiment?
+
+Forward, backward and update of every model, on the same batch of real data, in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pairmix.bench.timing import current_threads, interleaved, measured, settings
+from pairmix.experiments import agnews, shakespeare, teacher
+from pairmix.experiments.language_models import SYMBOLS
+from pairmix.experiments.training import Experiment, make_optimizer, timed_step
+
+DENSE = "dense"
+TORCH_RNN = "torch.nn.RNN"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is measured, and for how long.
+
+    Attributes:
+        teacher_widths: of the first experiment.
+        agnews_widths: of the second; beyond `dense_up_to` without a dense layer.
+        shakespeare_widths: of the third.
+        cell: of the third.
+        seconds: for each width.
+        threads: the numbers of threads.
+    """
+
+    teacher_widths: tuple[int, ...] = (256, 512, 1024, 2048)
+    agnews_widths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768, 65536)
+    shakespeare_widths: tuple[int, ...] = (4096,)
+    cell: str = "rnn"
+    dense_up_to: int = 8192
+    seconds: float = 30
+    threads: tuple[int, ...] = field(default_factory=current_threads)
+
+
+class TorchRNN(nn.Module):
+    """What `LanguageModel` is with a dense Elman cell, by torch's own module: a byte is a one-hot vector."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(SYMBOLS, width)
+        self.head = nn.Linear(width, SYMBOLS)
+
+    def forward(self, text: Tensor) -> Tensor:
+        one_hot = nn.functional.one_hot(text.T, SYMBOLS).float()
+        logits: Tensor = self.head(self.rnn(one_hot)[0])
+        return logits.transpose(0, 1)
+
+
+def run(config: Config, folder: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Measure, a row at a time.
+
+    Args:
+        config: what.
+        folder: where the data is; without it the originals are downloaded.
+    """
+    experiments: dict[str, Experiment]
+    for setting in settings(config.threads):
+        for width in config.teacher_widths:
+            names = _layers(config, width, "lowrank")
+            experiments = {name: teacher.Experiment(teacher.Config(layer=name, width=width)) for name in names}
+            yield from _rows(experiments, {"experiment": "teacher", "width": width, **setting}, config.seconds)
+        for width in config.agnews_widths:
+            names = _layers(config, width, "lowrank", "softmax")
+            experiments = {name: agnews.Experiment(agnews.Config(layer=name, width=width), folder) for name in names}
+            yield from _rows(experiments, {"experiment": "agnews", "width": width, **setting}, config.seconds)
+        for width in config.shakespeare_widths:
+            names = _layers(config, width, "lowrank")
+            experiments = {
+                name: shakespeare.Experiment(shakespeare.Config(layer=name, width=width, cell=config.cell), folder)
+                for name in names
+            }
+            others = {TORCH_RNN: partial(TorchRNN, width)} if config.cell == "rnn" else {}
+            about = {"experiment": "shakespeare", "cell": config.cell, "width": width, **setting}
+            yield from _rows(experiments, about, config.seconds, others)
+
+
+def _layers(config: Config, width: int, *others: str) -> list[str]:
+    return [DENSE] * (width <= config.dense_up_to) + ["spm", *others]
+
+
+def _rows(
+    experiments: Mapping[str, Experiment],
+    about: Mapping[str, Any],
+    seconds: float,
+    others: Mapping[str, Callable[[], nn.Module]] | None = None,
+) -> Iterator[dict[str, Any]]:
+    first = next(iter(experiments.values()))
+    inputs, labels = first.batch(1)
+    builds = {**{name: experiment.build for name, experiment in experiments.items()}, **(others or {})}
+    steps = {}
+    for name, build in builds.items():
+        torch.manual_seed(0)
+        model = build()
+        optimizer = make_optimizer(model, first.config.lr)
+        steps[name] = partial(timed_step, model, optimizer, inputs, labels, first.config.lr)
+    samples = interleaved(steps, seconds)
+    for name in steps:
+        yield {
+            **about,
+            "layer": name,
+            "batch": first.config.batch,
+            **measured(samples, name, DENSE if DENSE in samples else None),
+        }

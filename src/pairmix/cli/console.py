@@ -1,0 +1,82 @@
+"""What the commands share: tables, progress, options and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from pairmix import results
+from pairmix.experiments.checkpoints import CheckpointError
+from pairmix.experiments.data import DataError
+from pairmix.report import tables
+
+console = Console()
+
+Out = Annotated[Path, typer.Option(help="The folder that the results go to.")]
+
+
+def progress_bars(*columns: Any, transient: bool = False) -> Progress:
+    """A bar for every task, with what is left of it, and more columns."""
+    usual = TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn()
+    for column in (*usual, *columns):
+        column.get_table_column().no_wrap = True
+    return Progress(*usual, *columns, console=console, transient=transient, expand=True)
+
+
+def show(table: tables.Table) -> None:
+    """Print a table."""
+    console.print(rendered(table))
+
+
+def rendered(table: tables.Table) -> Table:
+    """A table for the terminal."""
+    header, *lines = table
+    rendered = Table(*(Column(title, overflow="fold") for title in header))  # never cut off a number
+    for line in lines:
+        rendered.add_row(*line)
+    return rendered
+
+
+def save(base: Path, command: str, config: dict[str, Any], rows: list[dict[str, Any]], plot: Any) -> None:
+    """Write what was measured, and a picture of it beside it."""
+    json_path, picture_path = base.with_suffix(".json"), base.with_suffix(".png")
+    results.save(json_path, command, config, rows)
+    plot(rows, picture_path)
+    console.print(f"Wrote {json_path} and {picture_path}")
+
+
+def words(option: str, text: str, choices: Any = None) -> tuple[str, ...]:
+    """The parts of a list such as dense,spm."""
+    parts = tuple(part.strip() for part in text.split(","))
+    for part in parts:
+        if not part or (choices is not None and part not in choices):
+            expected = "names with commas between them" if choices is None else ", ".join(choices)
+            raise typer.BadParameter(f"must be of {expected}; got {part!r}", param_hint=option)
+    return parts
+
+
+def whole_numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
+    """The numbers of a list such as 256,1024."""
+    for word in text.split(","):
+        if not word.strip().isdecimal() or int(word) < least:
+            raise typer.BadParameter(
+                f"must be whole numbers of at least {least}, such as 1,2; got {word!r}", param_hint=option
+            )
+    return tuple(map(int, text.split(",")))
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """What a user can do something about is said in a sentence, without a traceback."""
+    try:
+        yield
+    except (CheckpointError, DataError, OSError, ValueError) as error:
+        Console(stderr=True).print(f"[bold red]Error:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(1) from error
