@@ -123,7 +123,7 @@ class TestTrain:
         result = train(experiment, "--resume --lr 0.5")
         assert result.exit_code == 1
         assert "here" in words(result)
-        assert "lr is 0.00" in words(result)
+        assert "lr is 0.0" in words(result)
         assert contents(folder / "runs") == before
 
     def test_the_command_of_a_result_gives_the_same_run(self, folder, experiment):

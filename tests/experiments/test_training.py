@@ -224,8 +224,12 @@ def test_a_run_may_be_stopped_again_and_again(tmp_path):
 
 
 def test_sigterm_stops_too(tmp_path):
-    with pytest.raises(Stopped):
-        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, partial(interrupt, signal.SIGTERM)))
+    before = signal.signal(signal.SIGTERM, lambda *_: crash())  # so that a failure does not end the tests
+    try:
+        with pytest.raises(Stopped):
+            train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, partial(interrupt, signal.SIGTERM)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert stored_step(tmp_path) == 17
 
 

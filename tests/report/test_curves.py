@@ -74,11 +74,11 @@ def test_pictures_are_drawings_and_the_same_every_time(collected, experiment):
 
 
 def test_matplotlib_is_left_as_it_was(collected):
-    before = dict(mpl.rcParams)
-    figure = curves.accuracy(collected(teacher()), "teacher")
-    assert not figure.axes[0].spines["top"].get_visible()
-    next(curves.pictures(collected(teacher()), "teacher")).as_file("svg")
-    assert dict(mpl.rcParams) == before
+    with mpl.rc_context({"axes.spines.top": True}):
+        picture = next(curves.pictures(collected(teacher()), "teacher"))
+        picture.as_file("svg")
+        assert not picture.figure.axes[0].spines["top"].get_visible()
+        assert mpl.rcParams["axes.spines.top"]
 
 
 def test_a_layer_that_was_only_timed_is_no_trouble(collected):

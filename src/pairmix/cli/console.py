@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -78,5 +79,5 @@ def clear_errors() -> Iterator[None]:
     try:
         yield
     except (CheckpointError, DataError, OSError, ValueError) as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {error}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error

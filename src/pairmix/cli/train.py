@@ -205,7 +205,8 @@ def _in_words(outcome: dict[str, Any]) -> str:
 
 def _show_results(out: Path, table: Callable[[Any], Any]) -> None:
     if not console.quiet:
-        show(table(collect([out])))
+        with clear_errors():
+            show(table(collect([out])))
         console.print(f"Results are in {out}; a page with tables and curves: pairmix report {out} -o report.html")
 
 

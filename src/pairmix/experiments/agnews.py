@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import scipy.sparse
@@ -44,7 +45,7 @@ class Config(Recipe):
     block: str = "general"
     steps: int = 1200
     batch: int = 256
-    lr: float = 1e-3
+    lr: float = 1e-2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +55,8 @@ class Config(Recipe):
     @property
     def name(self) -> str:
         """What its files are called."""
-        return f"{self.layer}-{self.width}-seed{self.seed}"
+        kind = self.layer + "-rotation" * (self.block == "rotation")
+        return f"{kind}-{self.width}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,9 @@ def _hashed(path: Path, width: int) -> Part:
     cached = data.cache() / "features" / f"agnews-{origin}-{width}.npz"
     texts, labels = data.read_agnews(path)
     try:
-        features = scipy.sparse.load_npz(cached)
-    except (OSError, ValueError):  # not there, or cut off
+        with cached.open("rb") as file:  # which numpy leaves open if it is no zip file
+            features = scipy.sparse.load_npz(file)
+    except (OSError, ValueError, EOFError, BadZipFile):  # not there, or cut off
         from sklearn.feature_extraction.text import HashingVectorizer  # a second of importing, mostly not needed
 
         features = HashingVectorizer(n_features=width, dtype=np.float32).transform(texts)

@@ -99,6 +99,8 @@ class Attention(nn.Module):
         self.out = make_layer(layer, width, **options)
 
     def forward(self, inputs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        if len(inputs) > len(self.places):
+            raise ValueError(f"attention reads at most {len(self.places)} bytes at once, got {len(inputs)}")
         x = inputs if before is None else torch.cat([before, inputs])
         x = x[-len(self.places) :]
         y = x + self.places[: len(x)]

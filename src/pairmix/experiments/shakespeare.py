@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,7 +61,8 @@ class Config(Recipe):
     @property
     def name(self) -> str:
         """What its files are called."""
-        return f"{self.cell}-{self.layer}-{self.width}-seed{self.seed}"
+        kind = self.layer + "-rotation" * (self.block == "rotation")
+        return f"{self.cell}-{kind}-{self.width}-seed{self.seed}"
 
 
 class Experiment:
@@ -81,17 +83,17 @@ class Experiment:
         return LanguageModel(config.layer, config.width, config.cell, stages=config.stages, block=config.block)
 
     def batch(self, step: int) -> Batch:
-        return self._sequences(self.train, (self.config.seed << 32) + step)
+        return self._sequences(self.train, (self.config.seed, step))
 
     @cached_property
     def _validation(self) -> list[Batch]:
-        return [self._sequences(self.valid, number) for number in range(self.config.validation_batches)]
+        return [self._sequences(self.valid, (number,)) for number in range(self.config.validation_batches)]
 
-    def _sequences(self, text: Tensor, seed: int) -> Batch:
+    def _sequences(self, text: Tensor, seed: tuple[int, ...]) -> Batch:
         """Some from random places."""
-        generator = torch.Generator().manual_seed(seed)
-        starts = torch.randint(len(text) - self.config.length, (self.config.batch, 1), generator=generator)
-        places = starts + torch.arange(self.config.length + 1)
+        # Not torch's generator: of a seed it takes the lowest 32 bits alone, which cannot hold a pair.
+        starts = np.random.default_rng(seed).integers(len(text) - self.config.length, size=(self.config.batch, 1))
+        places = torch.from_numpy(starts) + torch.arange(self.config.length + 1)
         sequences = text[places]
         return sequences[:, :-1], sequences[:, 1:]
 
@@ -100,11 +102,11 @@ class Experiment:
 
     def conclude(self, model: nn.Module) -> dict[str, Any]:
         assert isinstance(model, LanguageModel)
-        length, rows = self.config.length, (len(self.valid) - 1) // self.config.length
-        inputs = self.valid[: rows * length].view(rows, length).split(self.config.batch)
-        labels = self.valid[1 : rows * length + 1].view(rows, length).split(self.config.batch)
+        length = self.config.length
+        whole = self.valid.unfold(0, length + 1, length)
+        parts = [*whole.split(self.config.batch), self.valid[None, len(whole) * length :]]
         return {
-            **_nats_and_bits(model, list(zip(inputs, labels, strict=True))),
+            **_nats_and_bits(model, [(part[:, :-1], part[:, 1:]) for part in parts if part.shape[1] > 1]),
             "mixer_parameters": count_parameters(model.mixer),
             "data": "tiny Shakespeare",
             "samples": [generate(model, b"\n", 500, seed).decode("latin-1") for seed in range(2)],

@@ -5,10 +5,12 @@ How far the teacher's SPM is from the identity is the axis of the experiment: th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -55,7 +57,7 @@ class Config(Recipe):
             raise ValueError(f"layer must be one of {list(LAYERS)}, got {self.layer!r}")
         if self.pairing not in PAIRINGS:
             raise ValueError(f"pairing must be one of {list(PAIRINGS)}, got {self.pairing!r}")
-        if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and self.angle_std >= 0):
+        if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
 
     @property
@@ -83,7 +85,9 @@ class Teacher:
 
     def batch(self, size: int, number: int) -> Batch:
         """Inputs and labels, the same ones for the same number, others for another."""
-        x = torch.randn(size, self.width, generator=torch.Generator().manual_seed(self._seed(number + 1)))
+        # Not torch's generator: of a seed it takes the lowest 32 bits alone, which cannot hold a pair.
+        normal = np.random.default_rng((self.seed, number)).standard_normal((size, self.width), np.float32)
+        x = torch.from_numpy(normal)
         with torch.no_grad():
             return x, self.rule(x).argmax(-1)
 
@@ -91,16 +95,12 @@ class Teacher:
     def rule(self) -> nn.Module:
         """What gives every label its score."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed(0))
+            torch.manual_seed(2**31 + self.seed)  # a student's is below: it must not start as a copy of the rule
             init: Any = (
                 "random_rotation" if self.angle_std == UNIFORM else partial(near_identity_, std=float(self.angle_std))
             )
             mixer = SPMLinear(self.width, self.width, bias=False, init=init)
             return nn.Sequential(mixer, nn.ReLU(), nn.Linear(self.width, self.classes, bias=False))
-
-    def _seed(self, number: int) -> int:
-        # Far from the small seeds that students are started from: a student must not start as a copy of the rule.
-        return ((self.seed + 1) << 32) + number
 
 
 class Experiment:

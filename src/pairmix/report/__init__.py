@@ -1,1 +1,1 @@
-"""Results in, pictures out."""
+"""Results in; tables, pictures and a page out."""
