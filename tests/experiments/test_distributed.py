@@ -108,6 +108,7 @@ def test_two_processes_come_to_the_same_as_one(tmp_path):
     with torchrun(together, "--layers", "spm,dense", "--steps", "30") as process:
         said = said_by(process)
     assert process.returncode == 0, said
+    assert "Warning" not in said
     for config in configs.values():
         runs.run(partial(teacher.Experiment, config), alone, config, "")
         runs.run(partial(HalfOfTheRows, config), half, config, "")

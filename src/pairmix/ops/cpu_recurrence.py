@@ -81,9 +81,18 @@ def backward(
     of_parameters: list[Tensor | None] = [None] * 5
     if any(needs[3:]):
         # All steps at once: the operator's own backward, of the rows that the maps have read.
-        before = _states_before(h, h0, batch_sizes)
-        read = [before] if cell != "gru" else [before, saved[:, : h.shape[1]] * before]
-        of_parameters = _parameter_gradients(of_mixed, read, order, parameters, needs[3:])
+        wanted = order, parameters, needs[3:]
+        if batch_sizes is None and cell != "gru":
+            # The states as they are, the first one apart: a copy of them all would take longer.
+            first, others = h0.shape[0], h.shape[0] - h0.shape[0]
+            of_parameters = _added(
+                _parameter_gradients(of_mixed[:first], [h0[: h.shape[0]]], *wanted),
+                _parameter_gradients(of_mixed[first:], [h[: max(others, 0)]], *wanted),
+            )
+        else:
+            before = _states_before(h, h0, batch_sizes)
+            read = [before] if cell != "gru" else [before, saved[:, : h.shape[1]] * before]
+            of_parameters = _parameter_gradients(of_mixed, read, *wanted)
     everything = (of_gates, of_h0, of_c0, *of_parameters)
     return tuple(
         h.new_empty(0) if gradient is None or not needed else gradient
@@ -106,6 +115,10 @@ def _parameter_gradients(
             cpu.backward(columns, rows, blocks, order, d_in, d_out, residual_scale, last - first, (False, *needs))[1:]
         )
     return [None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)]
+
+
+def _added(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if a is None or b is None else a + b for a, b in zip(some, others, strict=True)]
 
 
 def _states_before(h: Tensor, h0: Tensor, batch_sizes: Sequence[int] | None) -> Tensor:
