@@ -51,8 +51,11 @@ def save(
 
 def load(path: Path) -> dict[str, Any]:
     """Read a run back."""
-    run = json.loads(path.read_text())
-    missing = {"config", "rows"} - set(run)
+    try:
+        run = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read, it is cut off or no result: {error}") from error
+    missing = {"config", "rows"} - (set(run) if isinstance(run, dict) else set())
     if missing:
         raise ValueError(f"{path} is not a result of pairmix: it has no {' and no '.join(sorted(missing))}")
     return dict(run)

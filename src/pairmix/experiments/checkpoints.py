@@ -85,7 +85,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if about.get("format") != FORMAT:
+            if not isinstance(about, dict) or about.get("format") != FORMAT:
                 raise CheckpointError(f"{path} is not a checkpoint of pairmix, or one of another version")
             return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:

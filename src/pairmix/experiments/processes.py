@@ -49,7 +49,7 @@ class Processes:
 
     def parallel(self, model: nn.Module) -> nn.Module:
         """The model, with gradients that are averaged over all processes."""
-        return model if self.count == 1 else DistributedDataParallel(model, broadcast_buffers=False)
+        return model if self.count == 1 else DistributedDataParallel(model)
 
     def share(self, batch: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
         """The rows of this process: equally many for all, so that the mean of their means is that over all rows."""

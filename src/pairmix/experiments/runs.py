@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pairmix import results
+from pairmix import files, results
 from pairmix.experiments.checkpoints import CheckpointError
 from pairmix.experiments.processes import Processes
 from pairmix.experiments.training import Experiment, train
@@ -50,7 +50,9 @@ def run(make: Callable[[], Experiment], out: Path, config: Any, command: str, **
     """
     trained = train(make(), out / config.name, **options)
     if Processes.of_this_run().is_first:
-        results.save(result_path(out, config), command, asdict(config), trained.rows, trained.outcome)
+        path = result_path(out, config)
+        results.save(path, command, asdict(config), trained.rows, trained.outcome)
+        files.sweep(path)
     return trained.outcome
 
 

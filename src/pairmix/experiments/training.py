@@ -130,7 +130,10 @@ def train(
             if time.monotonic() - saved_at >= save_every:
                 run.store()
                 saved_at = time.monotonic()
-        return run.finish()
+        trained = run.finish()
+        if processes.any(stop_request.received):  # else Ctrl-C would only end this run, and the next one would start
+            raise Stopped(run.state.step)
+        return trained
 
 
 class Run:
@@ -150,8 +153,8 @@ class Run:
                     f"{self.checkpoint} is of an earlier run: --resume goes on with it, another --out leaves it alone"
                 )
             checkpoints.restore(self.checkpoint, self.state, self.description)
-            if processes.is_first:
-                files.sweep(self.checkpoint)
+        if self.checkpoint is not None and processes.is_first:
+            files.sweep(self.checkpoint)
         self.rows: list[dict[str, Any]] = self.state.record["rows"]
         self.milliseconds: list[float] = self.state.record["milliseconds"]
         self.losses: list[float] = self.state.record["losses"]
@@ -200,6 +203,8 @@ class Run:
     def store(self) -> None:
         """Write the checkpoint."""
         if self.checkpoint is not None and self.processes.is_first:
+            if self.scalars is not None:
+                self.scalars.flush()  # what comes before the checkpoint is not written again
             checkpoints.store(self.checkpoint, self.state, self.description)
 
     def finish(self) -> Trained:
