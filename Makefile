@@ -42,7 +42,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(BIN)/python docs/fill_tables.py
 
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
-	$(BIN)/pytest $(WITH_DATA)
+	$(BIN)/pytest $(if $(DATA),--data=$(DATA))
 
 fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= and COUNT= choose others
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)

@@ -16,5 +16,5 @@ def pytest_addoption(parser):
 def data_folder(request):
     folder = request.config.getoption("--data")
     if folder is None:
-        pytest.skip("needs the real data: pytest --data DIR")
+        pytest.skip("needs the real data: pytest --data=DIR")
     return folder
