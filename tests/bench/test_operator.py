@@ -245,7 +245,7 @@ def test_command_of_other_modes(tmp_path, monkeypatch, mode, module):
     small = (
         {"pairs": ((Kind(4, 4), Kind(8, 8)),)} if module is operator_variants else {"batches": (1, 2), "widths": (8,)}
     )
-    monkeypatch.setattr(cli, "_config", lambda config, options, name: config(**small, **options))
+    monkeypatch.setattr(cli.bench, "_config", lambda config, options, name: config(**small, **options))
     result = command(mode, "--seconds", "0", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert (

@@ -100,7 +100,12 @@ class Teacher:
                 "random_rotation" if self.angle_std == UNIFORM else partial(near_identity_, std=float(self.angle_std))
             )
             mixer = SPMLinear(self.width, self.width, bias=False, init=init)
-            return nn.Sequential(mixer, nn.ReLU(), nn.Linear(self.width, self.classes, bias=False))
+            head = nn.Linear(self.width, self.classes, bias=False)
+        with torch.no_grad():
+            # All coordinates have the same mean after the ReLU, so now all classes are equally likely. Otherwise some
+            # rules would give half of all x the same label, and a constant guess would be half right.
+            head.weight -= head.weight.mean(1, keepdim=True)
+        return nn.Sequential(mixer, nn.ReLU(), head)
 
 
 class Experiment:
