@@ -21,6 +21,7 @@ from pairmix.experiments.training import Experiment, make_optimizer, timed_step
 
 DENSE = "dense"
 TORCH_RNN = "torch.nn.RNN"
+BLOCK = 0.1  # seconds of a turn: many steps after each other, as in training, with what they need in the caches
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _rows(
         model = build()
         optimizer = make_optimizer(model, first.config.lr)
         steps[name] = partial(timed_step, model, optimizer, inputs, labels, first.config.lr)
-    samples = interleaved(steps, seconds)
+    samples = interleaved(steps, seconds, block=BLOCK)
     for name in steps:
         yield {
             **about,
