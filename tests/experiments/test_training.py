@@ -119,8 +119,8 @@ def assert_same(trained, expected):
 def test_it_learns(name):
     trained = train(EXPERIMENTS[name]())
     first, last = trained.rows[0], trained.rows[-1]
-    assert last["train_loss"] < 0.75 * first["train_loss"]
-    assert last["valid_loss"] < 0.75 * first["valid_loss"]
+    assert last["train_loss"] < 0.9 * first["train_loss"]
+    assert last["valid_loss"] < 0.9 * first["valid_loss"]
     assert trained.outcome["test_loss"] == pytest.approx(last["valid_loss"], rel=0.1)
 
 
