@@ -49,8 +49,7 @@ class Config(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layer not in MODELS:
-            raise ValueError(f"layer must be one of {list(MODELS)}, got {self.layer!r}")
+        self._check_choice("layer", MODELS)
 
     @property
     def name(self) -> str:

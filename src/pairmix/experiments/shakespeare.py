@@ -53,10 +53,8 @@ class Config(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layer not in LAYERS:
-            raise ValueError(f"layer must be one of {list(LAYERS)}, got {self.layer!r}")
-        if self.cell not in CELLS:
-            raise ValueError(f"cell must be one of {list(CELLS)}, got {self.cell!r}")
+        self._check_choice("layer", LAYERS)
+        self._check_choice("cell", CELLS)
 
     @property
     def name(self) -> str:

@@ -53,10 +53,8 @@ class Config(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layer not in LAYERS:
-            raise ValueError(f"layer must be one of {list(LAYERS)}, got {self.layer!r}")
-        if self.pairing not in PAIRINGS:
-            raise ValueError(f"pairing must be one of {list(PAIRINGS)}, got {self.pairing!r}")
+        self._check_choice("layer", LAYERS)
+        self._check_choice("pairing", PAIRINGS)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
 

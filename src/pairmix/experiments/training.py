@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -56,10 +56,13 @@ class Recipe:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0, got {self.lr}")
-        if self.decay not in ("cosine", "constant"):
-            raise ValueError(f"decay must be 'cosine' or 'constant', got {self.decay!r}")
+        self._check_choice("decay", ("cosine", "constant"))
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be in 0..2^31-1, got {self.seed}")
+
+    def _check_choice(self, name: str, choices: Iterable[str]) -> None:
+        if getattr(self, name) not in choices:
+            raise ValueError(f"{name} must be one of {list(choices)}, got {getattr(self, name)!r}")
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, which are counted from 1."""
