@@ -18,12 +18,13 @@ from pairmix.bench import modules as bench_modules
 from pairmix.bench import operator as bench_operator
 from pairmix.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix.bench import steps as bench_steps
-from pairmix.cli.console import Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
+from pairmix.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
 from pairmix.report import plots, tables
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 
 Steps = Annotated[int, typer.Option(min=1, help="Training steps of each student.")]
+Threads = Annotated[str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")]
 Width = Annotated[int, typer.Option(min=1, help="The number of features.")]
 
 
@@ -60,9 +61,7 @@ def bench_operator_command(
     widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
     batch: Annotated[int | None, typer.Option(help="The number of rows.")] = None,
     seconds: Annotated[float | None, typer.Option(help="How long to measure each width, or each variant.")] = None,
-    threads: Annotated[
-        str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """How fast is the operator? Against nn.Linear, other structured layers and the machine (about ten minutes)."""
     flags = {"grid": grid, "latency": latency, "scaling": scaling, "variants": variants}
@@ -101,9 +100,7 @@ def bench_modules_command(
     out: Out = Path("results"),
     kind: Annotated[str | None, typer.Option(help="Only this kind of module, such as GRU.")] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure each module.")] = bench_modules.Config.seconds,
-    threads: Annotated[
-        str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """How fast are recurrent networks and attention, beside torch's own? (about three minutes)"""
     _check_seconds(seconds)
@@ -124,12 +121,10 @@ def bench_modules_command(
 
 @app.command("steps")
 def bench_steps_command(
-    data: Annotated[Path | None, typer.Option(help="A folder with the data; without it it is downloaded.")] = None,
+    data: Data = None,
     out: Out = Path("results"),
     seconds: Annotated[float, typer.Option(help="How long to measure each width.")] = bench_steps.Config.seconds,
-    threads: Annotated[
-        str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")
-    ] = None,
+    threads: Threads = None,
 ) -> None:
     """How long is a training step of each experiment? (about ten minutes)"""
     _check_seconds(seconds)

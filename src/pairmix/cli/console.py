@@ -21,6 +21,7 @@ from pairmix.report import tables
 console = Console()
 
 Out = Annotated[Path, typer.Option(help="The folder that the results go to.")]
+Data = Annotated[Path | None, typer.Option(help="A folder with the data; without it the originals are downloaded.")]
 
 
 def progress_bars(*columns: Any, transient: bool = False) -> Progress:

@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.progress import TextColumn
 
-from pairmix.cli.console import clear_errors, console, progress_bars, show, whole_numbers, words
+from pairmix.cli.console import Data, clear_errors, console, progress_bars, show, whole_numbers, words
 from pairmix.experiments import agnews, runs, shakespeare, teacher
 from pairmix.experiments.language_models import CELLS
 from pairmix.experiments.layers import LAYERS
@@ -36,7 +36,6 @@ Stages = Annotated[int, typer.Option(min=0, help="The stages of SPM.")]
 Steps = Annotated[int, typer.Option(help="Training steps.")]
 BatchSize = Annotated[int, typer.Option(help="Rows of a step, over all processes.")]
 Rate = Annotated[float, typer.Option(help="The learning rate of Adam.")]
-Data = Annotated[Path | None, typer.Option(help="A folder with the data; without it the originals are downloaded.")]
 Runs = Annotated[Path, typer.Option(help="The folder for results, checkpoints and TensorBoard.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Leave finished runs, go on with others where they stopped.")]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
