@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from pairmix import cli, results
 from pairmix.bench import steps
-from pairmix.bench.steps import Config, TorchRNN
+from pairmix.bench.steps import REST, Config, TorchRNN
 from pairmix.experiments.language_models import LanguageModel
 
 TINY = {
@@ -32,9 +32,9 @@ def folder(tmp_path, monkeypatch):
 def test_rows(folder):
     rows = list(steps.run(Config(**TINY), folder))
     assert [(row["experiment"], row["width"], row["layer"]) for row in rows] == [
-        *(("teacher", 8, layer) for layer in ("dense", "spm", "lowrank")),
-        *(("agnews", 8, layer) for layer in ("dense", "spm", "lowrank", "softmax")),
-        *(("agnews", 16, layer) for layer in ("spm", "lowrank", "softmax")),
+        *(("teacher", 8, layer) for layer in ("dense", "spm", "lowrank", REST)),
+        *(("agnews", 8, layer) for layer in ("dense", "spm", "lowrank", "softmax", REST)),
+        *(("agnews", 16, layer) for layer in ("spm", "lowrank", "softmax", REST)),
         *(("shakespeare", 16, layer) for layer in ("spm", "lowrank", "torch.nn.RNN")),
     ]
     for row in rows:
@@ -60,11 +60,14 @@ def test_every_layer_takes_the_same_batch(folder, monkeypatch):
     seen = []
 
     def timed(model, optimizer, inputs, labels, lr):
-        seen.append((inputs, labels))
+        seen.append((len(model), inputs, labels))
 
     monkeypatch.setattr(steps, "timed_step", timed)
     list(steps.run(Config(**{**TINY, "agnews_widths": (), "shakespeare_widths": ()})))
-    assert all(inputs is seen[0][0] and labels is seen[0][1] for inputs, labels in seen)
+    _, first, first_labels = seen[0]
+    assert all(inputs.data_ptr() == first.data_ptr() and labels is first_labels for _, inputs, labels in seen)
+    # Without the layer the gradient of what it would have given is still computed.
+    assert {(modules, inputs.requires_grad) for modules, inputs, _ in seen} == {(3, False), (2, True)}
 
 
 def test_torchs_rnn_is_the_dense_model():

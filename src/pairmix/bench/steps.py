@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from pairmix.bench.timing import current_threads, interleaved, measured, settings
-from pairmix.experiments import agnews, shakespeare, teacher
+from pairmix.experiments import agnews, memory, shakespeare, teacher
 from pairmix.experiments.language_models import SYMBOLS
 from pairmix.experiments.training import Experiment, make_optimizer, timed_step
 
 DENSE = "dense"
+REST = "all but the layer"
 TORCH_RNN = "torch.nn.RNN"
 BLOCK = 0.1  # seconds of a turn: many steps after each other, as in training, with what they need in the caches
 
@@ -67,6 +68,7 @@ def run(config: Config, folder: Path | None = None) -> Iterator[dict[str, Any]]:
         config: what.
         folder: where the data is; without it the originals are downloaded.
     """
+    memory.keep_freed()
     experiments: dict[str, Experiment]
     for setting in settings(config.threads):
         for width in config.teacher_widths:
@@ -100,14 +102,17 @@ def _rows(
     others: Mapping[str, Callable[[], nn.Module]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     first = next(iter(experiments.values()))
-    inputs, labels = first.batch(1)
+    (inputs, labels), lr = first.batch(1), first.config.lr
     builds = {**{name: experiment.build for name, experiment in experiments.items()}, **(others or {})}
-    steps = {}
+    steps: dict[str, Callable[[], object]] = {}
     for name, build in builds.items():
         torch.manual_seed(0)
         model = build()
-        optimizer = make_optimizer(model, first.config.lr)
-        steps[name] = partial(timed_step, model, optimizer, inputs, labels, first.config.lr)
+        steps[name] = partial(timed_step, model, make_optimizer(model, lr), inputs, labels, lr)
+    model = experiments["spm"].build()
+    if isinstance(model, nn.Sequential):  # otherwise the layer is not what reads the input
+        rest = model[1:]
+        steps[REST] = partial(_step_of_rest, rest, make_optimizer(rest, lr), inputs, labels, lr)
     samples = interleaved(steps, seconds, block=BLOCK)
     for name in steps:
         yield {
@@ -116,3 +121,8 @@ def _rows(
             "batch": first.config.batch,
             **measured(samples, name, DENSE if DENSE in samples else None),
         }
+
+
+def _step_of_rest(rest: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, lr: float) -> None:
+    """What would be left of a step if the layer cost nothing: its output is there, and its gradient is computed."""
+    timed_step(rest, optimizer, inputs.detach().requires_grad_(), labels, lr)
