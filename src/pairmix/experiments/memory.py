@@ -12,7 +12,7 @@ def keep_freed() -> None:
     """Let the C library keep memory that is freed, up to `KEPT` bytes, instead of giving it back to the system.
 
     Activations and gradients of megabytes come and go with every step. A page that was given back costs a fault when it
-    is touched again: with SPM at a width of 2,048 a tenth of the step. Only glibc's allocator has to be told.
+    is touched again, which shows in a step of a few milliseconds. Only glibc's allocator has to be told.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
