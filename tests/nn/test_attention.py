@@ -2,125 +2,29 @@
 
 import copy
 import pickle
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
-import twins
-from pairmix import Schedule, SPMLinear, functional
-from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
-
-randomised = partial(twins.randomised, std=0.8)
-E, HEADS, L, S, N = 12, 3, 5, 7, 2
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
-ALL_PATTERNS = ["xxx", "xyy", "xxy", "xyz", "xyx"]
-
-
-def dense_parameters(module, prefix=""):
-    """What the parameters of torch's own module of this kind must be, by name; differentiable."""
-    if isinstance(module, SPMLinear):
-        return {f"{prefix}weight": module.to_dense(), f"{prefix}bias": module.bias}
-    named = {prefix + name: parameter for name, parameter in module.named_parameters(recurse=False)}
-    for name, child in module.named_children():
-        named |= dense_parameters(child, f"{prefix}{name}.")
-    if isinstance(module, SPMMultiheadAttention):
-        biases = [named.pop(f"{prefix}{name}_proj.bias", None) for name in ("in", "q", "k", "v")]
-        if module.out_proj.bias is not None:
-            named[f"{prefix}in_proj_bias"] = torch.cat([bias.flatten() for bias in biases if bias is not None])
-        for name in ("in", "q", "k", "v"):
-            if f"{prefix}{name}_proj.weight" in named:
-                named[f"{prefix}{name}_proj_weight"] = named.pop(f"{prefix}{name}_proj.weight")
-    return {name: parameter for name, parameter in named.items() if parameter is not None}
-
-
-def dense_twin(module):
-    """torch's own module of this kind. Its parameters are given in the call."""
-    options = {"dtype": torch.float64, "batch_first": False}
-    if isinstance(module, nn.TransformerEncoder):
-        layer = module.layers[0]
-        options |= {"batch_first": layer.self_attn.batch_first, "bias": layer.linear1.bias is not None}
-        options |= {"norm_first": layer.norm_first, "activation": layer.activation, "dropout": layer.dropout.p}
-        twin = nn.TransformerEncoderLayer(E, HEADS, layer.linear1.out_features, **options)
-        twin = nn.TransformerEncoder(twin, module.num_layers, enable_nested_tensor=False)
-    else:
-        options |= {"batch_first": module.batch_first, "bias": module.out_proj.bias is not None}
-        options |= {"kdim": module.kdim, "vdim": module.vdim, "dropout": module.dropout}
-        options |= {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
-        twin = nn.MultiheadAttention(module.embed_dim, module.num_heads, **options)
-    return twin.train(module.training)
-
-
-def results(module, call, tensors, loss_seed=1):
-    """The outputs by number, and the gradients of all of these tensors and of the module's parameters by name."""
-    tensors = {name: t.detach().clone().requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
-    torch.manual_seed(0)  # for dropout
-    outputs = call(tensors)
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else [o for o in outputs if o is not None]
-    generator = torch.Generator().manual_seed(loss_seed)
-    loss = sum((o * torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)).sum() for o in outputs)
-    wanted = {n: t for n, t in {**tensors, **dict(module.named_parameters())}.items() if t.requires_grad}
-    gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
-    return {**dict(enumerate(outputs)), **dict(zip(wanted, gradients, strict=True))}
-
-
-def assert_is_torchs(module, pattern, tensors, **call):
-    """Outputs and all gradients are those of torch, if it is given the dense matrices.
-
-    `pattern` names the tensors that are the inputs, one letter each; the other tensors are masks.
-    """
-    masks = {name for name in tensors if len(name) > 1}
-    actual = results(module, lambda t: module(*(t[i] for i in pattern), **{m: t[m] for m in masks}, **call), tensors)
-
-    reference = twins.in_float64(module)
-    twin = dense_twin(module)
-    assert set(dense_parameters(reference)) == {name for name, _ in twin.named_parameters()}
-
-    def call_twin(t):
-        arguments = tuple(t[i] for i in pattern), {**{m: t[m] for m in masks}, **call}
-        return functional_call(twin, dense_parameters(reference), *arguments)
-
-    expected = results(
-        reference, call_twin, {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
-    )
-    assert actual.keys() == expected.keys()
-    assert len(actual) > len(list(module.parameters()))
-    for name, value in actual.items():
-        assert value.shape == expected[name].shape, name
-        error = (value.double() - expected[name]).abs().max()
-        assert error <= TOLERANCE[value.dtype] * max(1, expected[name].abs().max()), f"{name} is off by {error}"
-
-
-def inputs(attention, pattern, batched=True, dtype=torch.float64):
-    """Random tensors for the letters of the pattern, which are the query, the key and the value."""
-    tensors = {}
-    keys = L if "x" in pattern[1:] else S
-    sizes = (L, attention.embed_dim), (keys, attention.kdim), (keys, attention.vdim)
-    for letter, (length, size) in zip(pattern, sizes, strict=True):
-        leading = (length,) if not batched else (N, length) if attention.batch_first else (length, N)
-        tensors[letter] = torch.randn(*leading, size, dtype=dtype)
-    return tensors
-
-
-def masks_of(kind, batched=True, keys=S, dtype=torch.float64):
-    """Masks by name; every query sees at least one key."""
-    batch = N if batched else 1
-    masks = {}
-    if "2d" in kind or "3d" in kind:
-        masks["attn_mask"] = torch.rand(*([batch * HEADS] if "3d" in kind else []), L, keys) < 0.4
-        masks["attn_mask"][..., 0] = False
-    if "causal" in kind:
-        masks["attn_mask"] = torch.ones(L, keys).triu(1).bool()
-    if "padding" in kind:
-        masks["key_padding_mask"] = torch.arange(keys) >= torch.tensor([[keys - 2], [keys - 1]])[:batch]
-        if not batched:
-            masks["key_padding_mask"] = masks["key_padding_mask"][0]
-    if "float" in kind:
-        masks = {name: torch.randn(mask.shape, dtype=dtype) for name, mask in masks.items()}
-    return masks
+from pairmix import Schedule, functional
+from pairmix.nn.attention import SPMMultiheadAttention
+from plain_attention import (
+    ALL_PATTERNS,
+    HEADS,
+    E,
+    L,
+    N,
+    S,
+    assert_is_torchs,
+    dense_parameters,
+    dense_twin,
+    inputs,
+    masks_of,
+    randomised,
+    results,
+)
 
 
 @pytest.mark.parametrize(
@@ -458,79 +362,3 @@ def test_nested_tensors_are_refused():
     x = torch.nested.nested_tensor([torch.zeros(2, E), torch.zeros(3, E)], layout=torch.jagged)
     with pytest.raises(ValueError, match="query is a nested tensor; pad it"):
         SPMMultiheadAttention(E, HEADS, batch_first=True)(x, x, x)
-
-
-def encoder_of(layer, num_layers=2):
-    return randomised(nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False))
-
-
-class TestEncoder:
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {},
-            {"batch_first": True},
-            {"norm_first": True, "activation": "gelu"},
-            {"bias": False, "activation": torch.tanh},
-            {"dim_feedforward": 7, "block": "rotation"},
-            {"dropout": 0.3},
-        ],
-        ids=lambda options: "-".join(options),
-    )
-    @pytest.mark.parametrize("is_training", [True, False])
-    def test_is_torchs(self, options, is_training):
-        options = {"dim_feedforward": 30, "dropout": 0.0, "dtype": torch.float64, **options}
-        encoder = encoder_of(SPMTransformerEncoderLayer(E, HEADS, **options)).train(is_training)
-        x = torch.randn(L, N, E, dtype=torch.float64)
-        x = x.transpose(0, 1).contiguous() if options.get("batch_first") else x
-        causal, padding = masks_of("causal padding", keys=L).values()
-        for masks in ({}, {"src_key_padding_mask": padding}, {"mask": causal}):
-            assert_is_torchs(encoder, "x", {"x": x, **masks})
-        assert_is_torchs(encoder, "x", {"x": x, "src_key_padding_mask": padding, "mask": causal}, is_causal=True)
-
-    def test_unbatched(self):
-        encoder = encoder_of(SPMTransformerEncoderLayer(E, HEADS, 30, 0.0, dtype=torch.float64))
-        assert_is_torchs(encoder, "x", {"x": torch.randn(L, E, dtype=torch.float64)})
-
-    def test_inference_is_that_of_torchs_fast_path(self):
-        encoder = encoder_of(SPMTransformerEncoderLayer(E, 2, 30, batch_first=True, dtype=torch.float64)).eval()
-        twin = nn.TransformerEncoderLayer(E, 2, 30, batch_first=True, dtype=torch.float64)
-        twin = nn.TransformerEncoder(twin, 2, enable_nested_tensor=False).eval()
-        twin.load_state_dict(dense_parameters(encoder))
-        x, padding = torch.randn(N, L, E).double(), masks_of("padding", keys=L)["key_padding_mask"]
-        with torch.inference_mode():
-            torch.testing.assert_close(encoder(x, src_key_padding_mask=padding), twin(x, src_key_padding_mask=padding))
-
-    def test_nested_tensors_are_not_used(self):
-        layer = SPMTransformerEncoderLayer(E, 2, 30, batch_first=True)
-        with pytest.warns(UserWarning, match="encoder_layer was not TransformerEncoderLayer"):
-            encoder = nn.TransformerEncoder(layer, 2).eval()
-        x, padding = torch.randn(N, L, E), masks_of("padding", keys=L)["key_padding_mask"]
-        with torch.inference_mode():
-            assert encoder(x, src_key_padding_mask=padding).isfinite().all()
-
-    def test_compile(self):
-        torch._dynamo.reset()
-        layer = randomised(SPMTransformerEncoderLayer(E, HEADS, 30, 0.0))
-        x = torch.randn(L, N, E)
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), layer(x))
-
-    def test_checkpoint(self):
-        encoder, other = (encoder_of(SPMTransformerEncoderLayer(E, HEADS, 30)).eval() for _ in range(2))
-        other.load_state_dict(encoder.state_dict())
-        x = torch.randn(L, N, E)
-        assert other(x).equal(encoder(x))
-
-    def test_arguments(self):
-        for kind in (nn.TransformerEncoderLayer, SPMTransformerEncoderLayer):
-            layer = kind(E, HEADS, 30, 0.2, F.gelu, 1e-3, True, True, False, "cpu", torch.float64)
-            assert layer(torch.randn(N, L, E).double()).shape == (N, L, E)
-            assert (layer.norm1.eps, layer.norm2.eps, layer.norm1.bias) == (1e-3, 1e-3, None)
-            assert [layer.self_attn.dropout, *(d.p for d in (layer.dropout, layer.dropout1, layer.dropout2))] == [
-                0.2
-            ] * 4
-        with pytest.raises(ValueError, match=r"activation must be one of \['relu', 'gelu'\] .* got 'swish'"):
-            SPMTransformerEncoderLayer(E, HEADS, activation="swish")
-        with pytest.raises(ValueError, match=r"the layer has the width 30 .* its schedule has 12"):
-            SPMTransformerEncoderLayer(E, HEADS, 30, schedule=Schedule.butterfly(E))
