@@ -29,14 +29,15 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
 	$(TRAIN) teacher --widths 256 --layers dense,spm,lowrank --angle-stds 0.03,0.1,0.3,1.0,uniform \
 	    --blocks general,rotation --pairings same,other --out results/teacher --resume
-	$(TRAIN) teacher --widths 2048 --layers dense,spm,lowrank --angle-stds 0.03,0.1 --blocks general,rotation \
+	$(TRAIN) teacher --widths 2048 --layers dense,spm --angle-stds 0.03,0.1 --blocks general,rotation \
 	    --out results/teacher --resume
 	for lr in 0.0003 0.001 0.003 0.01 0.03; do \
 	    $(TRAIN) teacher --widths 256 --layers dense,spm,lowrank,identity --lr $$lr --out results/teacher-lr/$$lr --resume && \
 	    $(TRAIN) agnews $(WITH_DATA) --widths 2048 --seeds 0 --lr $$lr --out results/agnews-lr/$$lr --resume || exit; \
 	done
 	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
-	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192,16384,32768,65536 --out results/agnews --resume
+	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192 --out results/agnews --resume
+	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm,lowrank --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers dense --steps 800 --out results/shakespeare --resume
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA)
