@@ -28,6 +28,7 @@ TABLES = {
     "operator-scaling": ("operator-scaling", tables.operator_scaling),
     "operator-variants": ("operator-variants", tables.operator_variants),
     "steps": ("steps", tables.steps),
+    "steps-summary": ("steps", tables.steps_summary),
     "modules": ("modules", tables.modules),
     "modules-recurrent": ("modules", tables.of_kinds(tables.modules, *RECURRENT)),
     "modules-recurrent-memory": ("modules", tables.of_kinds(tables.modules_memory, *RECURRENT)),

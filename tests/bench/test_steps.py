@@ -9,6 +9,7 @@ from pairmix import cli, results
 from pairmix.bench import steps
 from pairmix.bench.steps import REST, Config, TorchRNN
 from pairmix.experiments.language_models import LanguageModel
+from pairmix.report import tables
 
 TINY = {
     **{"teacher_widths": (8,), "agnews_widths": (8, 16), "shakespeare_widths": (16,)},
@@ -85,6 +86,19 @@ def test_torchs_rnn_is_the_dense_model():
     )
     text = torch.randint(256, (3, 9))
     torch.testing.assert_close(theirs(text), ours(text))
+
+
+def test_summary():
+    def row(layer, ms, width=8, **more):
+        return {"experiment": "teacher", "width": width, "layer": layer, "ms": ms, **more}
+
+    times = [row("dense", 8.0, speedup=1.0), row("spm", 2.0, speedup=4.0), row(REST, 0.5, speedup=16.0)]
+    header, both, alone = tables.steps_summary([*times, row("spm", 3.0, width=1024), row("lowrank", 5.0, width=1024)])
+    assert dict(zip(header, both, strict=True)) == {
+        **{"experiment": "teacher", "n": "8", "dense, ms": "8.00", "low rank": "-", "SPM": "2.00"},
+        **{"all but the layer": "0.500", "**dense / SPM**": "**4.00**"},
+    }
+    assert alone == ["teacher", "1,024", "-", "5.00", "3.00", "-", "-"]
 
 
 def command(*arguments):

@@ -88,6 +88,31 @@ def steps(rows: Rows) -> Table:
     )
 
 
+def steps_summary(rows: Rows) -> Table:
+    """The time of a training step by experiment and width, and what is left of it if the layer cost nothing."""
+    at = {(row["experiment"], row["width"], row["layer"]): row for row in rows}
+
+    def time(layer: str) -> Callable[[Row], str]:
+        def of(row: Row) -> str:
+            found = at.get((row["experiment"], row["width"], layer))
+            return "-" if found is None else number(found["ms"])
+
+        return of
+
+    return _table(
+        [row for row in rows if row["layer"] == "spm"],
+        [
+            ("experiment", lambda row: row["experiment"]),
+            ("n", lambda row: f"{row['width']:,}"),
+            ("dense, ms", time("dense")),
+            ("low rank", time("lowrank")),
+            ("SPM", time("spm")),
+            ("all but the layer", time("all but the layer")),
+            ("**dense / SPM**", lambda row: f"**{number(row['speedup'])}**" if "speedup" in row else "-"),
+        ],
+    )
+
+
 def operator_memory(rows: Rows) -> Table:
     """What every layer needs memory for."""
     return _table(
