@@ -90,7 +90,7 @@ def test_torchs_rnn_is_the_dense_model():
 
 def test_summary():
     def row(layer, ms, width=8, **more):
-        return {"experiment": "teacher", "width": width, "layer": layer, "ms": ms, **more}
+        return {"experiment": "teacher", "width": width, "threads": 2, "layer": layer, "ms": ms, **more}
 
     times = [row("dense", 8.0, speedup=1.0), row("spm", 2.0, speedup=4.0), row(REST, 0.5, speedup=16.0)]
     header, both, alone = tables.steps_summary([*times, row("spm", 3.0, width=1024), row("lowrank", 5.0, width=1024)])

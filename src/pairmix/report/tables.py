@@ -90,11 +90,11 @@ def steps(rows: Rows) -> Table:
 
 def steps_summary(rows: Rows) -> Table:
     """The time of a training step by experiment and width, and what is left of it if the layer cost nothing."""
-    at = {(row["experiment"], row["width"], row["layer"]): row for row in rows}
+    at = {(row["experiment"], row["width"], row["threads"], row["layer"]): row for row in rows}
 
     def time(layer: str) -> Callable[[Row], str]:
         def of(row: Row) -> str:
-            found = at.get((row["experiment"], row["width"], layer))
+            found = at.get((row["experiment"], row["width"], row["threads"], layer))
             return "-" if found is None else number(found["ms"])
 
         return of
