@@ -38,8 +38,8 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192 --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
-	$(TRAIN) shakespeare $(WITH_DATA) --layers spm,lowrank --out results/shakespeare --resume
-	$(TRAIN) shakespeare $(WITH_DATA) --layers dense --steps 800 --out results/shakespeare --resume
+	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
+	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA)
 	$(BIN)/pairmix report results -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
