@@ -115,7 +115,7 @@ class Attention(nn.Module):
 class DenseElman(torch.autograd.Function):
     """All steps of `h = tanh(x + W h)`, with the gradient of W as one product instead of one for every step.
 
-    That is nearly twice as fast as `torch.nn.RNN`, which gives the same to rounding.
+    That is faster than `torch.nn.RNN`, which gives the same to rounding.
     """
 
     @staticmethod
