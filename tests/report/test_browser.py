@@ -62,6 +62,15 @@ def test_the_page_opens_as_it_should(opened, full_page):
     assert tab.eval_on_selector("body", overflow) == 0
 
 
+@pytest.mark.parametrize("width", [1000, 1100, 1280, 1600])
+def test_the_short_version_is_seen_without_scrolling(browser, full_page, width):
+    tab = browser.new_page(viewport={"width": width, "height": 800})
+    tab.goto(full_page.as_uri())
+    hidden = tab.eval_on_selector_all(".card .scroll", "boxes => boxes.map(box => box.scrollWidth - box.clientWidth)")
+    assert hidden == [0, 0, 0]
+    tab.close()
+
+
 def test_wide_tables_scroll_in_their_own_box(browser, full_page):
     tab = browser.new_page(viewport={"width": 400, "height": 800})
     tab.goto(full_page.as_uri())
