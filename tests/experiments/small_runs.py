@@ -63,7 +63,7 @@ def crash():
 
 
 def interrupt(number=signal.SIGINT):
-    signal.raise_signal(number)  # to this thread: to the process, two at once may count as one
+    signal.raise_signal(number)
 
 
 def at_step(number, *actions):

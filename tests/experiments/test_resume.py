@@ -63,8 +63,12 @@ def test_a_signal_at_any_moment_stops_the_run(tmp_path, method, step):
 
 
 def test_the_second_signal_acts_as_usual(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs with & ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
