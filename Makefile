@@ -41,7 +41,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA)
-	$(BIN)/pairmix report results -o results/report.html --pictures results/pictures
+	$(BIN)/pairmix report results/teacher results/agnews results/shakespeare results/steps.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
 
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pairmix.bench.timing import current_threads, interleaved, measured, settings
-from pairmix.experiments import agnews, memory, shakespeare, teacher
+from pairmix.experiments import agnews, shakespeare, teacher
 from pairmix.experiments.language_models import SYMBOLS
 from pairmix.experiments.training import Experiment, make_optimizer, timed_step
 
@@ -68,7 +68,6 @@ def run(config: Config, folder: Path | None = None) -> Iterator[dict[str, Any]]:
         config: what.
         folder: where the data is; without it the originals are downloaded.
     """
-    memory.keep_freed()
     experiments: dict[str, Experiment]
     for setting in settings(config.threads):
         for width in config.teacher_widths:

@@ -19,6 +19,7 @@ from pairmix.bench import operator as bench_operator
 from pairmix.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix.bench import steps as bench_steps
 from pairmix.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
+from pairmix.experiments import allocator
 from pairmix.report import plots, tables
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
@@ -132,6 +133,7 @@ def bench_steps_command(
     config = bench_steps.Config(seconds=seconds)
     if numbers is not None:
         config = replace(config, threads=numbers)
+    allocator.keep_freed_memory()  # as in training
     with clear_errors():
         rows = _live(bench_steps.run(config, data), tables.steps)
     command = ["pairmix bench steps", f"--seconds {seconds:g}"] + ([] if threads is None else [f"--threads {threads}"])

@@ -15,7 +15,7 @@ import typer
 from rich.progress import TextColumn
 
 from pairmix.cli.console import Data, clear_errors, console, progress_bars, show, whole_numbers, words
-from pairmix.experiments import agnews, memory, runs, shakespeare, teacher
+from pairmix.experiments import agnews, allocator, runs, shakespeare, teacher
 from pairmix.experiments.language_models import CELLS
 from pairmix.experiments.layers import LAYERS
 from pairmix.experiments.processes import Processes
@@ -170,7 +170,7 @@ def run_all(
     """Train one after the other, with a progress bar for each; those that are finished already are left alone."""
     if threads is not None:
         torch.set_num_threads(threads)
-    memory.keep_freed()
+    allocator.keep_freed_memory()
     with clear_errors(), Processes.joined() as processes:
         console.quiet = not processes.is_first
         missing = [config for config in configs if not runs.is_finished(out, config, resume)]

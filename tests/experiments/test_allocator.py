@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from pairmix.experiments import memory
+from pairmix.experiments import allocator
 
 FAULTS = """
 import resource, sys, torch
-from pairmix.experiments import memory
+from pairmix.experiments import allocator
 if sys.argv[1] == "keep":
-    memory.keep_freed()
+    allocator.keep_freed_memory()
 for _ in range(20):  # the first few still make the heap grow
     torch.ones(8 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -33,5 +33,5 @@ def test_freed_memory_is_used_again_without_faults():
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    memory.keep_freed()
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    allocator.keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Memory that is freed in a step and needed again in the next."""
+"""The C library's allocator, told what training is like."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT = 1 << 30
 
 
-def keep_freed() -> None:
-    """Let the C library keep memory that is freed, up to `KEPT` bytes, instead of giving it back to the system.
+def keep_freed_memory() -> None:
+    """Let this process keep memory that is freed, up to `KEPT` bytes, instead of giving it back to the system.
 
     Activations and gradients of megabytes come and go with every step. A page that was given back costs a fault when it
     is touched again, which shows in a step of a few milliseconds. Only glibc's allocator has to be told.
