@@ -12,6 +12,7 @@ from pairmix.nn import (
     SPMRNNCell,
     SPMTransformerEncoderLayer,
 )
+from pairmix.ops import empty_cache
 from pairmix.schedule import Schedule
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "SPMRNNCell",
     "SPMTransformerEncoderLayer",
     "Schedule",
+    "empty_cache",
     "functional",
     "nn",
 ]

@@ -75,7 +75,7 @@ def spm(
     """
     if out_features is None:
         out_features = schedule.n
-    order = schedule.order
+    order = schedule.order_on(x.device)
     arguments = (x, blocks, order, d_in, d_out, bias, residual_scale, out_features, maps)
     if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu"):
         quick = next(iter(ops.IMPLS)) if impl == "auto" else impl
@@ -85,8 +85,6 @@ def spm(
     impl = choose_impl(impl, x.device)
     parameters = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
     x = _checked(x, blocks, schedule, parameters, out_features, maps)
-    if order.device != x.device:
-        order = order.to(x.device)
     y: Tensor = ops.spm(x, blocks, order, *parameters.values(), out_features, maps, impl)
     return y
 
@@ -208,9 +206,9 @@ def recurrence(
     parameters = [None if p is None else p.to(wide) for p in (blocks, d_in, d_out, bias, residual_scale)]
     sizes = None if batch_sizes is None else list(batch_sizes)
     impl = choose_impl(impl, gates.device)
-    if impl == "cpu" and ops.can_recur():
+    if impl == "cpu" and ops.can_recur(gates, h, c, *parameters):
         of_blocks, *rest = parameters
-        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, of_blocks, schedule.order, *rest, cell)
+        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, of_blocks, schedule.order_on(gates.device), *rest, cell)
     else:
         if sizes is None:
             sizes = [batch] * (gates.shape[0] // max(batch, 1))

@@ -24,8 +24,8 @@ class Schedule:
     left over. Make one with `butterfly`, `random`, `brick` or `from_pairs`.
 
     Attributes:
-        order: int32 tensor `[stages, n]`, a permutation of the coordinates for every stage: the firsts of all
-            pairs, then their seconds, then the residual. This is what the operator reads.
+        order: read-only int32 array `[stages, n]`, a permutation of the coordinates for every stage: the firsts of
+            all pairs, then their seconds, then the residual.
         kind: the constructor's name.
         seed: the seed of a random schedule, else None.
 
@@ -36,9 +36,17 @@ class Schedule:
         Schedule.butterfly(n=1000, stages=10)
     """
 
-    order: torch.Tensor
+    order: Indices
     kind: str
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        order = np.ascontiguousarray(self.order, np.int32)
+        # Bytes are immutable, and so is an array of them: nobody can make it writeable again.
+        object.__setattr__(self, "order", np.ndarray(order.shape, np.int32, order.tobytes()))
+        # A schedule outlives the mode it was made in, so its tensor must be neither an inference nor a fake tensor.
+        with torch.inference_mode(False):
+            object.__setattr__(self, "_order", torch.utils.dlpack.from_dlpack(order.copy()))
 
     @classmethod
     def butterfly(cls, n: int, stages: int | None = None) -> Schedule:
@@ -91,17 +99,22 @@ class Schedule:
             2
         """
         _check_integer("n", n, at_least=1)
-        return cls(_tensor(n, (_check_stage(n, number, stage) for number, stage in enumerate(pairs))), "from_pairs")
+        return cls(_stacked(n, (_check_stage(n, number, stage) for number, stage in enumerate(pairs))), "from_pairs")
+
+    def order_on(self, device: torch.device) -> torch.Tensor:
+        """`order` as a tensor, which is what the operator takes. It is shared by all layers: not to be written to."""
+        order: torch.Tensor = self._order  # type: ignore[attr-defined]
+        return order if order.device == device else order.to(device)
 
     @functools.cached_property
     def n(self) -> int:
         """The number of coordinates."""
-        return self.order.shape[1]
+        return int(self.order.shape[1])
 
     @functools.cached_property
     def stages(self) -> int:
         """The number of stages, the paper's L."""
-        return self.order.shape[0]
+        return int(self.order.shape[0])
 
     @functools.cached_property
     def pairs(self) -> Indices:
@@ -112,18 +125,17 @@ class Schedule:
     @functools.cached_property
     def residual(self) -> Indices:
         """Read-only int32 array `[stages]`: the coordinate left over at each stage, -1 for even `n`."""
-        return _read_only(self.order[:, -1] if self.n % 2 else self.order.new_full((self.stages,), -1))
+        return _read_only(self.order[:, -1] if self.n % 2 else np.full(self.stages, -1, np.int32))
 
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the pairing: equal for equal schedules, however they were made."""
-        order = self.order.numpy().astype("<i4")
-        return hashlib.sha256(f"{self.stages}x{self.n}:".encode() + order.tobytes()).hexdigest()
+        return hashlib.sha256(f"{self.stages}x{self.n}:".encode() + self.order.astype("<i4").tobytes()).hexdigest()
 
     def reach(self) -> npt.NDArray[np.bool_]:
         """Which outputs depend on which inputs: a bool array `[n, n]`, indexed `[output, input]`."""
         sets = _Reached(self.n, range(self.n))
-        for stage in self.order.numpy():
+        for stage in self.order:
             sets.meet(stage)
         return np.unpackbits(sets.rows[sets.row_of], axis=1, count=self.n).astype(bool)
 
@@ -202,18 +214,15 @@ def _generated(kind: str, n: int, stages: int, seed: int | None = None) -> Sched
         generated = cycle(_brick_stages(n))
     else:
         generated = _random_stages(n, seed or 0)
-    return Schedule(_tensor(n, islice(generated, stages)), kind, seed)
+    return Schedule(_stacked(n, islice(generated, stages)), kind, seed)
 
 
-def _tensor(n: int, stages: Iterable[Indices]) -> torch.Tensor:
+def _stacked(n: int, stages: Iterable[Indices]) -> Indices:
     rows = list(stages)
-    # A schedule outlives the mode it was made in, so its tensor must be neither an inference nor a fake tensor.
-    with torch.inference_mode(False):
-        return torch.utils.dlpack.from_dlpack(np.stack(rows) if rows else np.empty((0, n), np.int32))
+    return np.stack(rows) if rows else np.empty((0, n), np.int32)
 
 
-def _read_only(values: torch.Tensor) -> Indices:
-    array: Indices = values.numpy().view()
+def _read_only(array: Indices) -> Indices:
     array.flags.writeable = False
     return array
 

@@ -17,11 +17,12 @@ from pairmix.ops import library, reference
 
 BLOCKS = ["general", "rotation"]
 IMPLS = ["reference", "cpu"]
+CPU = torch.device("cpu")
 
 
 def call(arguments, impl, *tensors):
     """The operator as a function of its differentiable arguments, in their order."""
-    return library.spm(*tensors[:2], arguments.schedule.order, *tensors[2:], arguments.out_features, None, impl)
+    return library.spm(*tensors[:2], arguments.schedule.order_on(CPU), *tensors[2:], arguments.out_features, None, impl)
 
 
 def double_arguments(block, n=5, **kwargs):
@@ -60,13 +61,13 @@ def test_third_derivatives(arguments, impl):
         return value
 
     plain = reference.forward
-    expected = third(lambda x, b, *rest: plain(x, b, arguments.schedule.order, *rest, arguments.out_features))
+    expected = third(lambda x, b, *rest: plain(x, b, arguments.schedule.order_on(CPU), *rest, arguments.out_features))
     torch.testing.assert_close(third(partial(call, arguments, impl)), expected)
 
 
 def test_opcheck(arguments, impl):
     t = arguments.tensors
-    order = arguments.schedule.order
+    order = arguments.schedule.order_on(CPU)
     inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, None, impl)
     torch.library.opcheck(library.spm, inputs)
     grad = torch.randn(2, arguments.out_features, dtype=torch.float64, requires_grad=True)
@@ -83,10 +84,10 @@ def test_only_x_and_the_parameters_are_saved(block, requires_grad):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         layer(x)
-    known = {t.data_ptr() for t in (x, layer.schedule.order, *layer.parameters())}
+    known = {t.data_ptr() for t in (x, layer.schedule.order_on(CPU), *layer.parameters())}
     assert x.data_ptr() in {t.data_ptr() for t in saved}
     assert {t.data_ptr() for t in saved} <= known
-    assert sum(t.numel() for t in saved) <= x.numel() + layer.schedule.order.numel() + sum(
+    assert sum(t.numel() for t in saved) <= x.numel() + layer.schedule.order_on(CPU).numel() + sum(
         p.numel() for p in layer.parameters()
     )
 
@@ -114,7 +115,7 @@ def test_gradients_that_nobody_asked_for_are_skipped(wanted, arguments, spy, mon
     )
     tensors = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in arguments.tensors.items()}
     x, blocks, *rest = tensors.values()
-    y = library.spm(x, blocks, arguments.schedule.order, *rest, arguments.out_features, None, "spy")
+    y = library.spm(x, blocks, arguments.schedule.order_on(CPU), *rest, arguments.out_features, None, "spy")
     if not {"blocks", "residual_scale", "d_out"} & set(wanted):
         # these gradients do not depend on the stages' inputs, so the stages need not run again
         monkeypatch.setattr(reference._Stages, "run", None)
@@ -141,7 +142,7 @@ def test_backward_holds_few_of_the_stages_inputs(monkeypatch):
         return z
 
     monkeypatch.setattr(reference._Stages, "run", watched_run)
-    order = Schedule.butterfly(n, stages).order
+    order = Schedule.butterfly(n, stages).order_on(CPU)
     x, grad, blocks = torch.randn(3, n), torch.randn(3, n), torch.randn(stages, 4, n // 2)
     reference.backward(grad, x, blocks, order, None, None, None, None, [True] * 5 + [False])
     assert len(alive) >= stages - 1
@@ -167,7 +168,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
 def test_function_transforms(transform, arguments, impl):
     x, blocks, *rest = (tensor.detach() for tensor in arguments.tensors.values())
-    order, out = arguments.schedule.order, arguments.out_features
+    order, out = arguments.schedule.order_on(CPU), arguments.out_features
 
     def loss(blocks, x):
         return library.spm(x, blocks, order, *rest, out, None, impl).sin().sum()

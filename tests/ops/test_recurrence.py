@@ -13,6 +13,7 @@ from pairmix import SPMGRU, SPMLSTM, SPMRNN, Schedule, _kernels, functional
 from pairmix.ops import cpu, cpu_recurrence
 from pairmix.ops.steps import GATES
 
+CPU = torch.device("cpu")
 BATCHES = [1, 2, 5, 17, 33]
 WIDTHS = [1, 2, 3, 7, 8, 24, 31, 64, 100]
 DTYPES = [torch.float64, torch.float32]
@@ -162,7 +163,7 @@ class TestOperator:
         sizes = batch_sizes or [3, 3]
         a = random_arguments(cell, 5, sizes)
         c0 = a["h"].new_empty(0) if a["c"] is None else a["c"]
-        maps = [a["blocks"], a["schedule"].order, a["d_in"], a["d_out"], a["bias"], a["residual_scale"]]
+        maps = [a["blocks"], a["schedule"].order_on(CPU), a["d_in"], a["d_out"], a["bias"], a["residual_scale"]]
         inputs = (a["gates"], a["h"], c0, batch_sizes, *maps, cell)
         operator = torch.ops.pairmix.recurrence.default
         torch.library.opcheck(operator, inputs)

@@ -7,10 +7,15 @@
 // becomes p[k] z[k] + q[k] z[k ^ stride]. The coordinate that an odd width leaves over is the first of one more pair, whose
 // a is the residual scale.
 //
+// A product of a coefficient and a diagonal may be too large or too small for its type where what it is multiplied with would
+// make up for that. `is_exact` tells; the diagonals then have to be stages of their own, which a plan can have.
+//
 // For a few rows packing would take longer than all the rest, so most stages are then read from where the parameters are.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernel.h"
@@ -47,10 +52,10 @@ class Coeffs {
   }
 
   Kind kind(int32_t l) const {
-    if (layout_.stride[l]) return Kind::inside;
-    return rotation_ && !is_end(l) && plan_.n() % 2 == 0 ? Kind::rotation : Kind::general;
+    if (layout_.stride[l]) return plan_.scales(l) ? Kind::scale : Kind::inside;
+    return rotation_ && !takes_diagonal(l) && plan_.n() % 2 == 0 ? Kind::rotation : Kind::general;
   }
-  bool is_read_in_place(int32_t l) const { return reads_in_place_ && !layout_.stride[l] && !is_end(l); }
+  bool is_read_in_place(int32_t l) const { return reads_in_place_ && !layout_.stride[l] && !takes_diagonal(l); }
   const T* of(int32_t l) const { return is_read_in_place(l) ? parameter_rows(l) : copy(l); }
   // From pair to pair and from row to row.
   int64_t step(int32_t l) const { return is_read_in_place(l) ? 1 : 4; }
@@ -67,36 +72,52 @@ class Coeffs {
         turn(angles + l * pairs, pairs, turned_ + 2 * l * pairs, turned_ + (2 * l + 1) * pairs);
     for (int32_t l = 0; l < plan_.stages(); ++l) {
       if (is_read_in_place(l)) continue;
+      if (plan_.scales(l)) {
+        pack_scales(l);
+        continue;
+      }
       if (has_plain_copy(l)) write_plain(l);
       if (layout_.stride[l])
         with_stride<kLanes>(layout_.stride[l], [&](auto stride) { interleave<stride()>(l); });
-      else if (is_end(l))
+      else if (takes_diagonal(l))
         pack_with_diagonals(l);
       else
         pack_rows(plain(l), copy(l), kind(l) == Kind::rotation ? 2 : 4);
     }
   }
 
+  // Whether no product with a diagonal was rounded to zero, to infinity, or to a number of fewer digits.
+  bool is_exact() const {
+    if (plan_.scales_apart()) return true;  // there are none
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (lost_[lane]) return false;
+    return true;
+  }
+
   // The gradients of the parameters, from the sums that each thread has of the gradients of the coefficients. They are
-  // added up in the order of the threads, so that the result is the same on every run.
-  void collect(const std::vector<T*>& sums, const Parameters& gradients, int32_t threads) const {
+  // added up in the order of the threads, so that the result is the same on every run. Returns whether all of those are
+  // finite that a diagonal is still to be multiplied with: it might have kept them so.
+  bool collect(const std::vector<T*>& sums, const Parameters& gradients, int32_t threads) const {
     const bool large = plan_.stages() * stage_size() > 8192;
-#pragma omp parallel for num_threads(threads) schedule(static) if (large)
-    for (int32_t l = 0; l < plan_.stages(); ++l) collect_stage(l, sums, gradients);
+    bool is_finite = true;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(&& : is_finite) if (large)
+    for (int32_t l = 0; l < plan_.stages(); ++l) is_finite = collect_stage(l, sums, gradients) && is_finite;
+    return is_finite;
   }
 
  private:
-  bool is_end(int32_t l) const { return l == 0 || l == plan_.stages() - 1; }
+  bool takes_diagonal(int32_t l) const { return !plan_.scales_apart() && (l == 0 || l == plan_.stages() - 1); }
   int rows() const { return rotation_ ? 2 : 4; }
+  int64_t given(int32_t l) const { return l - plan_.first_given(); }
   const T* parameter_rows(int32_t l) const {
-    return (rotation_ ? turned_ : static_cast<const T*>(given_.blocks)) + int64_t{l} * rows() * plan_.pairs();
+    return (rotation_ ? turned_ : static_cast<const T*>(given_.blocks)) + given(l) * rows() * plan_.pairs();
   }
   T* copy(int32_t l) const { return copies_ + l * stage_size(); }
   // The rows as the parameters have them, general if they are not used as rotations, with the pair of an odd width.
   const T* plain(int32_t l) const { return has_plain_copy(l) ? plain_copy(l) : parameter_rows(l); }
   T* plain_copy(int32_t l) const { return plain_ + l * stage_size(); }
   bool has_plain_copy(int32_t l) const {
-    return plan_.n() % 2 || l >= plan_.given_stages() || (rotation_ && kind(l) != Kind::rotation);
+    return plan_.n() % 2 || (rotation_ && kind(l) != Kind::rotation);
   }
   const T* scale_in(int32_t l) const { return l == 0 ? d_in_ : ones_; }
   const T* scale_out(int32_t l) const { return l == plan_.stages() - 1 ? d_out_ : ones_; }
@@ -108,12 +129,6 @@ class Coeffs {
 
   void write_plain(int32_t l) const {
     T *a = plain_copy(l), *b = a + half_, *c = b + half_, *d = c + half_;
-    if (l >= plan_.given_stages()) {  // the stage that changes nothing
-      std::fill(a, a + 4 * half_, T(0));
-      std::fill(a, b, T(1));
-      std::fill(d, d + half_, T(1));
-      return;
-    }
     for (int row = 0; row < rows(); ++row) {
       std::copy_n(parameter_rows(l) + int64_t{row} * plan_.pairs(), plan_.pairs(), a + row * half_);
       if (plan_.n() % 2) a[row * half_ + half_ - 1] = row ? 0 : residual_scale(l);
@@ -124,7 +139,7 @@ class Coeffs {
       for (int32_t p = 0; p < half_; ++p) b[p] = -b[p];
     }
   }
-  T residual_scale(int32_t l) const { return given_.residual_scale ? static_cast<const T*>(given_.residual_scale)[l] : 1; }
+  T residual_scale(int32_t l) const { return given_.residual_scale ? static_cast<const T*>(given_.residual_scale)[given(l)] : 1; }
 
   void pack_rows(const T* from, T* to, int count) const {
     for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes)
@@ -141,17 +156,35 @@ class Coeffs {
       for (int row = 0; row < count; ++row) L::store(to + row * half_ + p, total(sums, at + row * kLanes));
   }
 
-  void pack_with_diagonals(int32_t l) const {
+  void pack_scales(int32_t l) const {
+    const T* scales = l == 0 ? d_in_ : d_out_;
+    T* to = copy(l);
+    for (int32_t i = 0; i < plan_.even(); i += kLanes, to += 2 * kLanes) L::store(to, L::load(scales + i));
+  }
+
+  // A coefficient between the diagonals of its row and its column.
+  typename L::Numbers between(typename L::Numbers out, typename L::Numbers coeff, typename L::Numbers in) {
+    const auto half = out * coeff, product = half * in;
+    // Nothing was lost of a product that is a normal number, nor of one with zero or one.
+    lost_ |= ~((is_normal(half) & is_normal(product)) | (product == coeff) | (out == 0) | (coeff == 0) | (in == 0));
+    return product;
+  }
+  static auto is_normal(typename L::Numbers numbers) {
+    const auto magnitude = numbers < 0 ? -numbers : numbers;
+    return (magnitude >= std::numeric_limits<T>::min()) & (magnitude <= std::numeric_limits<T>::max());
+  }
+
+  void pack_with_diagonals(int32_t l) {
     const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;
     const T *rows = plain(l), *in = scale_in(l), *out = scale_out(l);
     T* to = copy(l);
     for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes) {
       const int32_t i = firsts[p], j = seconds[p];
       const auto si = L::load(in + i), sj = L::load(in + j), oi = L::load(out + i), oj = L::load(out + j);
-      L::store(to, oi * L::load(rows + p) * si);
-      L::store(to + kLanes, oi * L::load(rows + half_ + p) * sj);
-      L::store(to + 2 * kLanes, oj * L::load(rows + 2 * half_ + p) * si);
-      L::store(to + 3 * kLanes, oj * L::load(rows + 3 * half_ + p) * sj);
+      L::store(to, between(oi, L::load(rows + p), si));
+      L::store(to + kLanes, between(oi, L::load(rows + half_ + p), sj));
+      L::store(to + 2 * kLanes, between(oj, L::load(rows + 2 * half_ + p), si));
+      L::store(to + 3 * kLanes, between(oj, L::load(rows + 3 * half_ + p), sj));
     }
   }
 
@@ -164,7 +197,7 @@ class Coeffs {
   }
 
   template <int kStride>
-  void interleave(int32_t l) const {
+  void interleave(int32_t l) {
     const T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
     T* to = copy(l);
     for (int32_t i = 0; i < plan_.even(); i += kLanes, to += 2 * kLanes) {
@@ -172,8 +205,8 @@ class Coeffs {
       const auto p = spread_out<kStride>(a + i / 2, d + i / 2, lanes), q = spread_out<kStride>(b + i / 2, c + i / 2, lanes);
       const auto si = L::load(in + i), oi = L::load(out + i);
       const auto sj = shuffled(si, lanes, Exchanged<kStride>{});
-      L::store(to, oi * p * si);
-      L::store(to + kLanes, oi * q * sj);
+      L::store(to, between(oi, p, si));
+      L::store(to + kLanes, between(oi, q, sj));
     }
   }
 
@@ -195,21 +228,32 @@ class Coeffs {
     }
   }
 
-  void collect_stage(int32_t l, const std::vector<T*>& sums, const Parameters& gradients) const {
+  void collect_scales(const std::vector<T*>& sums, int64_t at, T* to) const {
+    T numbers[kLanes];
+    for (int32_t i = 0; i < plan_.n() && to; i += kLanes, at += 2 * kLanes) {
+      L::store(numbers, total(sums, at));
+      std::copy_n(numbers, std::min(kLanes, plan_.n() - i), to + i);
+    }
+  }
+
+  bool collect_stage(int32_t l, const std::vector<T*>& sums, const Parameters& gradients) const {
+    if (plan_.scales(l)) {
+      collect_scales(sums, l * stage_size(), static_cast<T*>(l == 0 ? gradients.d_in : gradients.d_out));
+      return true;
+    }
     T* blocks = static_cast<T*>(gradients.blocks);
-    if (blocks) blocks += int64_t{l} * (rotation_ ? 1 : 4) * plan_.pairs();
-    const bool as_they_are = blocks && !is_end(l) && plan_.n() % 2 == 0 && (!rotation_ || kind(l) == Kind::rotation);
+    if (blocks) blocks += given(l) * (rotation_ ? 1 : 4) * plan_.pairs();
+    const bool as_they_are = blocks && !takes_diagonal(l) && plan_.n() % 2 == 0 && (!rotation_ || kind(l) == Kind::rotation);
     T* const rows = as_they_are ? blocks : copy(l);  // the coefficients themselves are no longer needed
     if (layout_.stride[l])
       with_stride<kLanes>(layout_.stride[l], [&](auto stride) { deinterleave<stride()>(sums, l * stage_size(), rows); });
     else
       unpack_rows(sums, l * stage_size(), rows, kind(l) == Kind::rotation ? 1 : 4);
-    if (as_they_are) return;
-    if (is_end(l)) take_out_diagonals(l, rows, gradients);
-    if (l >= plan_.given_stages()) return;
+    if (as_they_are) return true;
+    const bool is_finite = !takes_diagonal(l) || take_out_diagonals(l, rows, gradients);
     T* residual_scale = static_cast<T*>(gradients.residual_scale);
-    if (residual_scale && plan_.n() % 2) residual_scale[l] = rows[half_ - 1];
-    if (!blocks) return;
+    if (residual_scale && plan_.n() % 2) residual_scale[given(l)] = rows[half_ - 1];
+    if (!blocks) return is_finite;
     if (rotation_) {
       // cos * across - sin * along, with across = g2 x1 - g1 x2 and along = g1 x1 + g2 x2
       const T *cos = parameter_rows(l), *sin = cos + plan_.pairs();
@@ -218,19 +262,24 @@ class Coeffs {
     } else {
       for (int row = 0; row < 4; ++row) std::copy_n(rows + row * half_, plan_.pairs(), blocks + int64_t{row} * plan_.pairs());
     }
+    return is_finite;
   }
 
   // From the gradients of a block with the diagonals to those of the block without them, in place, and of the diagonals.
-  void take_out_diagonals(int32_t l, T* rows, const Parameters& gradients) const {
+  // Returns whether the former are finite.
+  bool take_out_diagonals(int32_t l, T* rows, const Parameters& gradients) const {
     const T *a = plain(l), *b = a + half_, *c = b + half_, *d = c + half_, *in = scale_in(l), *out = scale_out(l);
     T *ga = rows, *gb = ga + half_, *gc = gb + half_, *gd = gc + half_;
     T* d_in = l == 0 ? static_cast<T*>(gradients.d_in) : nullptr;
     T* d_out = l == plan_.stages() - 1 ? static_cast<T*>(gradients.d_out) : nullptr;
     const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;
+    T magnitude = 0;
     for (int32_t p = 0; p < half_; ++p) {
       const int32_t i = firsts[p], j = seconds[p];
       const T si = in[i], sj = in[j], oi = out[i], oj = out[j];
       const bool j_exists = j < plan_.n();
+      magnitude += std::abs(ga[p]);
+      if (j_exists) magnitude += std::abs(gb[p]) + std::abs(gc[p]) + std::abs(gd[p]);
       if (d_in) {
         d_in[i] = oi * a[p] * ga[p] + oj * c[p] * gc[p];
         if (j_exists) d_in[j] = oi * b[p] * gb[p] + oj * d[p] * gd[p];
@@ -241,6 +290,7 @@ class Coeffs {
       }
       ga[p] *= oi * si, gb[p] *= oi * sj, gc[p] *= oj * si, gd[p] *= oj * sj;
     }
+    return std::isfinite(magnitude);
   }
 
   const Plan& plan_;
@@ -248,6 +298,7 @@ class Coeffs {
   const bool rotation_, reads_in_place_;
   const int64_t half_;
   const Parameters given_;
+  decltype(typename L::Numbers{} == typename L::Numbers{}) lost_{};  // in the lanes where it is not zero
   T *copies_, *plain_, *ones_, *d_in_, *d_out_;
   T* turned_;  // cos and sin
 };

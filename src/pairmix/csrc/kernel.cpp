@@ -12,21 +12,31 @@
 namespace pairmix {
 namespace {
 
-thread_local Arena arena;  // one for all kinds of calls that this thread makes
+// What is left to do with the diagonals apart: see Coeffs.
+enum class Left { nothing, gradients_of_parameters, everything };
 
 template <class S, class T, int kLanes = Simd<T>::width>
-void run_with_lanes(const Call& call, bool backward, int32_t lanes) {
+Left run_with_lanes(const Call& call, bool backward, int32_t lanes) {
   if (lanes == kLanes) {
-    Run<S, T, kLanes> run(call, backward, arena);
-    backward ? run.backward() : run.forward();
+    Run<S, T, kLanes> run(call, backward);
+    if (!run.is_exact()) return Left::everything;
+    if (backward) return run.backward() ? Left::nothing : Left::gradients_of_parameters;
+    run.forward();
   } else if constexpr (kLanes > 1) {
-    run_with_lanes<S, T, kLanes / 2>(call, backward, lanes);
+    return run_with_lanes<S, T, kLanes / 2>(call, backward, lanes);
   }
+  return Left::nothing;
 }
 
 template <class S, class T>
 void run(const Call& call, bool backward) {
-  run_with_lanes<S, T>(call, backward, call.plan->lanes(Simd<T>::width));
+  const int32_t lanes = call.plan->lanes(Simd<T>::width);
+  const Left left = run_with_lanes<S, T>(call, backward, lanes);
+  if (left == Left::nothing) return;
+  Call apart = call;
+  apart.plan = &call.plan->with_scales_apart();
+  if (left == Left::gradients_of_parameters) apart.grad_x.data = apart.gradients.bias = nullptr;
+  run_with_lanes<S, T>(apart, backward, lanes);
 }
 
 // Parameters that are halves are widened before, and their gradients narrowed after the call.
@@ -40,7 +50,7 @@ void run_with_halves(const Call& call, bool backward) {
                                                              {&Parameters::bias, call.out_features},
                                                              {&Parameters::residual_scale, stages}};
   Call in_float = call;
-  thread_local Arena in_between;  // the call itself has the other one
+  Arena in_between;
   lay_out_in(in_between, [&](Parts& parts) {
     for (const auto& [member, count] : members) {
       if (call.parameters.*member) in_float.parameters.*member = parts.take<float>(count);

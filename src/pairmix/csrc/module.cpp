@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <initializer_list>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -16,7 +17,7 @@
 #include <vector>
 
 #include "kernel.h"
-#include "pool.h"
+#include "memory.h"
 #include "tensors.h"
 
 namespace pairmix {
@@ -24,10 +25,10 @@ namespace {
 
 std::vector<const Kernels*> runnable() {
   std::vector<const Kernels*> kernels;
-#if defined(PAIRMIX_X86)
+#if defined(PAIRMIX_X86)  // CMakeLists.txt asks for every feature that it compiles a target with
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) kernels.push_back(&kernels_avx512);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernels.push_back(&kernels_avx2);
+  if (PAIRMIX_CAN_RUN_AVX512) kernels.push_back(&kernels_avx512);
+  if (PAIRMIX_CAN_RUN_AVX2) kernels.push_back(&kernels_avx2);
 #endif
   kernels.push_back(&kernels_baseline);
   return kernels;
@@ -51,7 +52,7 @@ void use_target(const std::string& name) {
   throw std::invalid_argument("this machine cannot run the target " + name);
 }
 
-Pool pool;
+Pool& pool = *new Pool;  // never destroyed: tensors give their memory back until the very end
 const ExchangeApi* exchange_api = nullptr;
 
 // Returns whether there is one.
@@ -77,6 +78,7 @@ class Operands {
     const int64_t n = plan.n(), stages = plan.given_stages(), pairs = plan.pairs();
     const std::optional<Dtype> dtype = this->x.dtype();
     if (!dtype || this->x.dimensions() < 1 || out_features < 1 || out_features > n) return;
+    if (this->maps < 1 || this->maps > std::numeric_limits<int32_t>::max()) return;
     call.plan = &plan, call.dtype = *dtype, call.out_features = static_cast<int32_t>(out_features);
     const int64_t in_features = this->x.size(this->x.dimensions() - 1);
     if (in_features < 1 || in_features > n || !rows(this->x, call.x, call.rows)) return;
@@ -91,7 +93,7 @@ class Operands {
     of_parameters = *given.dtype();
     call.halves_everywhere = of_parameters == Dtype::bfloat16 || of_parameters == Dtype::float16;
     call.rotation = given.dimensions() == (maps ? 3 : 2);
-    fits = this->maps > 0 && given.is_dense(shape_of_blocks()) && parameter(d_in, n, call.parameters.d_in) &&
+    fits = given.is_dense(shape_of_blocks()) && parameter(d_in, n, call.parameters.d_in) &&
            parameter(d_out, n, call.parameters.d_out) && parameter(bias, out_features, call.parameters.bias) &&
            parameter(residual_scale, stages, call.parameters.residual_scale) && (residual_scale.is_none() || n % 2);
     call.parameters.blocks = given.data();
@@ -151,8 +153,10 @@ class Operands {
     count = 1;
     for (int32_t k = last - 1; k >= 0; --k) {
       if (count == 1) rows.row_stride = view.stride(k);  // dimensions of size one do not matter
-      if (view.size(k) > 1 && view.stride(k) != rows.row_stride * count) return false;
-      count *= view.size(k);
+      int64_t expected;
+      if (__builtin_mul_overflow(rows.row_stride, count, &expected)) return false;
+      if (view.size(k) > 1 && view.stride(k) != expected) return false;
+      if (__builtin_mul_overflow(count, view.size(k), &count)) return false;
     }
     return true;
   }
@@ -166,11 +170,14 @@ void run(void (*kernel)(const Call&), const Operands& operands) {
   for (int64_t map = 0; map < operands.maps; ++map) kernel(operands.of_map(map));
 }
 
-// Whether it is None or a tensor proper: a subclass may stand for something else.
+// Whether it is None or a tensor proper: a subclass may stand for something else, and so do the numbers of a negated view.
 bool is_ordinary(nb::handle object) {
   static const nb::object tensor = nb::module_::import_("torch").attr("Tensor");
   static const nb::object parameter = nb::module_::import_("torch").attr("nn").attr("Parameter");
-  return object.is_none() || object.type().is(tensor) || object.type().is(parameter);
+  static const nb::object is_neg = nb::str("is_neg");
+  if (object.is_none()) return true;
+  if (!object.type().is(tensor) && !object.type().is(parameter)) return false;
+  return !nb::cast<bool>(nb::steal(PyObject_CallMethodNoArgs(object.ptr(), is_neg.ptr())));
 }
 
 // Whether the arguments are right and can be computed without a conversion.
@@ -191,7 +198,7 @@ nb::object forward(const Plan& plan, nb::handle x, nb::handle blocks, nb::handle
   std::vector<int64_t> shape(operands.x.shape(), operands.x.shape() + operands.x.dimensions());
   shape.back() = operands.maps * out_features;
   NewTensor y = new_tensor(pool, std::move(shape), call.dtype, exchange_api);
-  call.threads = threads, call.y = {y.data, operands.maps * out_features, 1};
+  call.threads = usable_threads(threads), call.y = {y.data, operands.maps * out_features, 1};
   run(chosen.load()->forward, operands);
   return std::move(y.object);
 }
@@ -204,7 +211,7 @@ nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle 
   Operands operands(plan, x, grad, out_features, maps, blocks, d_in, d_out, nb::none(), residual_scale);
   if (!operands.fits) return nb::none();
   Call& call = operands.call;
-  call.threads = threads;
+  call.threads = usable_threads(threads);
   const int64_t n = plan.n(), stages = plan.given_stages();
   nb::list results;
   const auto result = [&](bool needed, std::vector<int64_t> shape, Dtype dtype) -> void* {
@@ -231,7 +238,7 @@ nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::handle 
 std::optional<Recurrence> make_recurrence(const Operands& operands, int cell, std::vector<int64_t> batch_sizes, int threads) {
   const Call& call = operands.call;
   Recurrence it{};
-  it.plan = call.plan, it.dtype = call.dtype, it.rotation = call.rotation, it.threads = threads;
+  it.plan = call.plan, it.dtype = call.dtype, it.rotation = call.rotation, it.threads = usable_threads(threads);
   it.cell = static_cast<Cell>(cell), it.batch_sizes = std::move(batch_sizes);
   const bool is_full_precision = call.dtype == Dtype::float32 || call.dtype == Dtype::float64;
   if (!operands.fits || !is_full_precision || operands.of_parameters != call.dtype) return {};
@@ -330,9 +337,15 @@ NB_MODULE(_kernels, m) {
   m.def("target", [] { return std::string(chosen.load()->name); });
   m.def("use_target", use_target);
   m.def("use_exchange_api", use_exchange_api);
+  m.def("empty_cache", [] {
+    const nb::gil_scoped_release release;
+    pool.clear();
+    Arena::free_idle();
+    return_freed_memory();
+  });
   m.def("multiply_adds_per_second", [](int threads) {
     nb::gil_scoped_release release;
-    return chosen.load()->multiply_adds_per_second(threads);
+    return chosen.load()->multiply_adds_per_second(usable_threads(threads));
   });
   // nanobind wants to be told that None is welcome.
   const auto any = nb::arg().none();

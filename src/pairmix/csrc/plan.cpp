@@ -5,50 +5,67 @@
 #include <stdexcept>
 #include <string>
 
+#include "memory.h"
+
 namespace pairmix {
 
-Plan::Plan(const int32_t* order, int32_t stages, int32_t n)
-    : n_(n), given_stages_(stages), stages_(std::max(stages, 1)) {
+Plan::Plan(const int32_t* order, int32_t stages, int32_t n, bool scales_apart)
+    : n_(n), given_stages_(stages), scales_apart_(scales_apart || stages == 0), stages_(stages + (scales_apart_ ? 2 : 0)) {
   const int64_t all = int64_t{stages_} * even();
   members_.resize(all);
   partner_.resize(all);
   number_.resize(all);
-  for (int32_t l = 0; l < stages_; ++l) {
-    int32_t* members = members_.data() + int64_t{l} * even();
-    if (l < stages) {
-      const int32_t* stage = order + int64_t{l} * n;
-      std::vector<bool> seen(n, false);
-      for (int32_t k = 0; k < n; ++k) {
-        const int32_t i = stage[k];
-        if (i < 0 || i >= n || seen[i])
-          throw std::invalid_argument("stage " + std::to_string(l) + " of the order is no permutation: coordinate " +
-                                      std::to_string(i) + " is outside of it or there twice");
-        seen[i] = true;
-      }
-      std::copy(stage, stage + pairs(), members);
-      std::copy(stage + pairs(), stage + 2 * pairs(), members + half());
-      if (n % 2) members[half() - 1] = stage[n - 1], members[even() - 1] = n;
-    } else {  // the stage that changes nothing
-      for (int32_t p = 0; p < half(); ++p) members[p] = 2 * p, members[half() + p] = 2 * p + 1;
-    }
-    for (int32_t p = 0; p < half(); ++p) {
-      const int64_t first = int64_t{l} * even() + members[p], second = int64_t{l} * even() + members[half() + p];
-      number_[first] = p, number_[second] = ~p;
-      partner_[first] = members[half() + p], partner_[second] = members[p];
-    }
+  for (int32_t l = 0; l < stages; ++l) add_stage(first_given() + l, order + int64_t{l} * n);
+  for (int32_t l = 0; l < stages_; ++l)
+    if (scales(l)) std::iota(partner_.begin() + int64_t{l} * even(), partner_.begin() + int64_t{l + 1} * even(), 0);
+}
+
+void Plan::add_stage(int32_t l, const int32_t* order) {
+  std::vector<bool> seen(n_, false);
+  for (int32_t k = 0; k < n_; ++k) {
+    const int32_t i = order[k];
+    if (i < 0 || i >= n_ || seen[i])
+      throw std::invalid_argument("stage " + std::to_string(l - first_given()) + " of the order is no permutation: coordinate " +
+                                  std::to_string(i) + " is outside of it or there twice");
+    seen[i] = true;
   }
+  int32_t* members = members_.data() + int64_t{l} * even();
+  std::copy(order, order + pairs(), members);
+  std::copy(order + pairs(), order + 2 * pairs(), members + half());
+  if (n_ % 2) members[half() - 1] = order[n_ - 1], members[even() - 1] = n_;
+  for (int32_t p = 0; p < half(); ++p) {
+    const int64_t first = int64_t{l} * even() + members[p], second = int64_t{l} * even() + members[half() + p];
+    number_[first] = p, number_[second] = ~p;
+    partner_[first] = members[half() + p], partner_[second] = members[p];
+  }
+}
+
+const Plan& Plan::with_scales_apart() const {
+  const std::lock_guard<std::mutex> lock(shared_state);
+  if (scales_apart_) return *this;
+  if (!apart_) {
+    std::vector<int32_t> order;
+    for (int32_t l = 0; l < stages_; ++l) {
+      const int32_t* stage = members(l);
+      order.insert(order.end(), stage, stage + pairs());
+      order.insert(order.end(), stage + half(), stage + half() + pairs());
+      if (n_ % 2) order.push_back(stage[half() - 1]);
+    }
+    apart_ = std::make_unique<Plan>(order.data(), stages_, n_, true);
+  }
+  return *apart_;
 }
 
 const Layout& Plan::layout(int32_t width, const Budget& budget) const {
   const Vectors& vectors = this->vectors(width);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(shared_state);
   for (const Made& made : made_)
     if (made.width == width && made.budget == budget) return made.layout;
   return made_.emplace_back(Made{width, budget, make_layout(vectors, budget)}).layout;
 }
 
 const Plan::Vectors& Plan::vectors(int32_t width) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(shared_state);
   for (const Vectors& vectors : vectors_)
     if (vectors.width == width) return vectors;
   Vectors vectors{width, width, {}};
@@ -61,6 +78,10 @@ bool Plan::fits(int32_t lanes, std::vector<int32_t>& stride) const {
   if (even() % lanes) return false;
   stride.assign(stages_, 0);
   for (int32_t l = 0; l < stages_; ++l) {
+    if (scales(l)) {
+      stride[l] = kScales;
+      continue;
+    }
     const int32_t s = partner(l, 0) < lanes ? partner(l, 0) : 0;
     if (s & (s - 1)) return false;
     stride[l] = s;
@@ -107,11 +128,15 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
     for (int32_t unit = 0; unit < units; ++unit) largest = std::max(largest, size[find(unit)]);
     return largest;
   };
-  // How many copies of a component there are: the input of every stage, those inside units counting as one, and a gradient.
+  // How many copies of a component a group keeps: the input of every stage, a run inside units counting as one, and a
+  // gradient. Counted up to each stage, so that the stages between two are a difference.
+  std::vector<int64_t> inputs(stages_ + 1, 0);
+  for (int32_t l = 0; l < stages_; ++l) {
+    const bool continues_run = l > 0 && layout.stride[l - 1] > 0 && layout.stride[l] == 2 * layout.stride[l - 1];
+    inputs[l + 1] = inputs[l] + !continues_run;
+  }
   const auto copies = [&](int32_t first, int32_t last) -> int64_t {
-    if (!budget.keeps_stages) return 1;
-    const auto whole = std::count(layout.stride.begin() + first, layout.stride.begin() + last, 0);
-    return whole + (whole < last - first) + 1;
+    return budget.keeps_stages ? std::max<int64_t>(inputs[last] - inputs[first], 1) + 1 : 1;
   };
   const bool is_one_group = copies(budget.first_stage, stages_) * units <= budget.everything;
   for (int32_t first = budget.first_stage, last; first < stages_; first = last) {
@@ -135,7 +160,7 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
       const auto count = static_cast<int32_t>(closed.size());
       // Small ones are taken together.
       if (group.components.empty() || (group.components.back().units + count) * copies(first, last) > budget.component)
-        group.components.push_back({static_cast<int32_t>(layout.unit_list.size()), 0, 0});
+        group.components.push_back({static_cast<int32_t>(layout.unit_list.size()), 0, 0, -1});
       layout.unit_list.insert(layout.unit_list.end(), closed.begin(), closed.end());
       group.components.back().units += count;
     }
@@ -150,10 +175,12 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
   return layout;
 }
 
-void Plan::add_pairs(Layout& layout, const Group& group, const Component& component, std::vector<int32_t>& local) const {
+void Plan::add_pairs(Layout& layout, const Group& group, Component& component, std::vector<int32_t>& local) const {
   const int32_t lanes = layout.lanes;
   const int32_t* units = layout.unit_list.data() + component.units_begin;
   for (int32_t k = 0; k < component.units; ++k) local[units[k]] = k;
+  const int32_t padded = n_ % 2 ? local[layout.units - 1] : -1;
+  if (padded >= 0 && padded < component.units && units[padded] == layout.units - 1) component.padding = padded;
   const auto is_first = [&](int32_t l, int32_t unit) { return number(l, unit * lanes) >= 0; };
   const auto other = [&](int32_t l, int32_t unit) { return partner(l, unit * lanes) / lanes; };
   const auto add = [&](int32_t l, int32_t unit) {

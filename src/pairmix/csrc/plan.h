@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <list>
-#include <mutex>
+#include <memory>
 #include <vector>
 
 namespace pairmix {
@@ -13,6 +13,7 @@ struct Component {
   int32_t units_begin;  // its units are Layout::unit_list[units_begin ...]
   int32_t units;        // how many
   int32_t pairs_begin;  // its pairs are Layout::pairs[pairs_begin ...], stage after stage
+  int32_t padding;      // which of its units ends with the coordinate that an odd width does not have; -1 if none does
 };
 
 struct Group {
@@ -25,6 +26,9 @@ struct Group {
 struct Pair {
   int32_t first, second, number;
 };
+
+// The stride of a stage that scales every coordinate by itself.
+constexpr int32_t kScales = -1;
 
 // A unit is `lanes` neighbouring coordinates. A vector holds one unit of width / lanes rows. Within a stage either all
 // pairs are inside units (stride[l] > 0: lane k meets lane k ^ stride) or whole units meet (stride[l] == 0). Either way the
@@ -56,15 +60,21 @@ struct Budget {
   }
 };
 
+// The stages that are computed: those of a schedule, with the diagonals multiplied into the first and the last one, or with
+// two stages more that only scale, before and behind them.
 class Plan {
  public:
-  // `order`: [stages, n], as in Schedule. Throws std::invalid_argument if a stage is no permutation.
-  Plan(const int32_t* order, int32_t stages, int32_t n);
+  // `order`: [stages, n], as in Schedule. Throws std::invalid_argument if a stage is no permutation. Without any stage of the
+  // schedule the diagonals are apart.
+  Plan(const int32_t* order, int32_t stages, int32_t n, bool scales_apart = false);
 
   int32_t n() const { return n_; }
+  // Those of the schedule; the first of them is the stage `first_given()`.
   int32_t given_stages() const { return given_stages_; }
-  // At least one: without any stage there is one that changes nothing, to which the diagonals can be attached.
+  int32_t first_given() const { return scales_apart_ ? 1 : 0; }
   int32_t stages() const { return stages_; }
+  bool scales(int32_t stage) const { return scales_apart_ && (stage == 0 || stage == stages_ - 1); }
+  bool scales_apart() const { return scales_apart_; }
   int32_t pairs() const { return n_ / 2; }
   // n, rounded up to even: the coordinate left over by an odd n is paired with one that is always zero, as the last pair.
   int32_t even() const { return n_ + n_ % 2; }
@@ -82,6 +92,9 @@ class Plan {
   // The layout for vectors of `width` numbers.
   const Layout& layout(int32_t width, const Budget& budget) const;
 
+  // The same schedule with the diagonals apart. It has the same lanes.
+  const Plan& with_scales_apart() const;
+
  private:
   struct Vectors {
     int32_t width, lanes;
@@ -93,6 +106,7 @@ class Plan {
     Layout layout;
   };
 
+  void add_stage(int32_t stage, const int32_t* order);
   int32_t partner(int32_t stage, int32_t i) const { return partner_[int64_t{stage} * even() + i]; }
   // The number of the pair whose first member is at i, or ~number if i is the second.
   int32_t number(int32_t stage, int32_t i) const { return number_[int64_t{stage} * even() + i]; }
@@ -100,13 +114,16 @@ class Plan {
   bool fits(int32_t lanes, std::vector<int32_t>& stride) const;
   bool in_quads(int32_t stage, int32_t lanes) const;
   Layout make_layout(const Vectors& vectors, const Budget& budget) const;
-  void add_pairs(Layout& layout, const Group& group, const Component& component, std::vector<int32_t>& local) const;
+  void add_pairs(Layout& layout, const Group& group, Component& component, std::vector<int32_t>& local) const;
 
-  int32_t n_, given_stages_, stages_;
+  int32_t n_, given_stages_;
+  bool scales_apart_;
+  int32_t stages_;
   std::vector<int32_t> members_, partner_, number_;
-  mutable std::mutex mutex_;
-  mutable std::list<Vectors> vectors_;  // lists, because their elements are pointed to
+  // Made when they are needed, under the lock of the shared state. Lists, because their elements are pointed to.
+  mutable std::list<Vectors> vectors_;
   mutable std::list<Made> made_;
+  mutable std::unique_ptr<Plan> apart_;
 };
 
 }  // namespace pairmix

@@ -54,8 +54,6 @@ inline void in_parts(int64_t size, F f) {
   if (at < size) f(RestPart<T>{at, size - at});
 }
 
-thread_local Arena arenas_of_maps[4], arena_of_products;  // kept from call to call
-
 template <class T, int kLanes>
 class RecurrentRun {
  public:
@@ -75,9 +73,12 @@ class RecurrentRun {
     for (int64_t g = 0; g < gates_; ++g) {
       call.parameters = it_.maps[g];
       calls_[g] = call;
-      maps_[g] = std::make_unique<Run<T, T, kLanes>>(calls_[g], backward, arenas_of_maps[g]);
+      maps_[g] = std::make_unique<Run<T, T, kLanes>>(calls_[g], backward);
+      if (maps_[g]->is_exact()) continue;
+      calls_[g].plan = &it_.plan->with_scales_apart();
+      maps_[g] = std::make_unique<Run<T, T, kLanes>>(calls_[g], backward);
     }
-    lay_out_in(arena_of_products, [&](Parts& parts) { scratch_ = parts.take<T>(batch_ * n_); });
+    lay_out_in(arena_, [&](Parts& parts) { scratch_ = parts.take<T>(batch_ * n_); });
     for (const int64_t size : it_.batch_sizes) start_.push_back(start_.empty() ? 0 : start_.back() + last_), last_ = size;
   }
 
@@ -299,6 +300,7 @@ class RecurrentRun {
     mix_back(rows, 0, 4, rows.grad_gates, rows.carried_h, false);
   }
 
+  Arena arena_;
   const Recurrence& it_;
   const int64_t n_, gates_, saved_, batch_;
   Call calls_[4];

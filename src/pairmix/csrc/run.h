@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "coeffs.h"
@@ -61,8 +64,7 @@ struct Workspace {
 template <class S, class T, int kLanes>
 class Run {
  public:
-  // Its memory is in the arena, as long as it lives.
-  Run(const Call& call, bool backward, Arena& arena)
+  Run(const Call& call, bool backward)
       : call_(call),
         plan_(*call.plan),
         enters_(Entry<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
@@ -79,7 +81,9 @@ class Run {
     wants_parameters_ = backward && (g.blocks || g.d_in || g.d_out || g.residual_scale);
     wants_rest_ = !backward || wants_parameters_ || call.grad_x.data;
 
-    lay_out_in(arena, [this](Parts& parts) { lay_out(parts); });
+    if (int64_t{place(layout_.units)} * depth_ > std::numeric_limits<int32_t>::max())
+      throw std::length_error("a width of " + std::to_string(plan_.n()) + " is more than the kernels can address");
+    lay_out_in(arena_, [this](Parts& parts) { lay_out(parts); });
     for (int32_t unit = 0; unit < layout_.units; ++unit) offset_[unit] = place(unit) * depth_;
     if (wants_rest_) coeffs_.prepare();
     make_steps();
@@ -87,12 +91,16 @@ class Run {
 
   int32_t threads() const { return threads_; }
 
+  // Whether the coefficients are what the parameters say; if not, a plan with the diagonals apart has to be run.
+  bool is_exact() const { return coeffs_.is_exact(); }
+
   void forward() {
 #pragma omp parallel num_threads(threads_)
     each_tile([this](Workspace<T>& work) { tile_forward(work); });
   }
 
-  void backward() {
+  // Returns whether the gradients of the parameters are what they should be; those of x and of the bias always are.
+  bool backward() {
     T* bias_gradient = static_cast<T*>(call_.gradients.bias);
     size_t team = 0;  // OpenMP may give fewer threads than it was asked for
 #pragma omp parallel num_threads(threads_)
@@ -108,12 +116,11 @@ class Run {
         bias_gradient[o] = 0;
         for (const Workspace<T>& work : workspaces_) bias_gradient[o] += work.bias_gradient[o];
       }
-    if (wants_parameters_) {
-      std::vector<T*> coeff_gradients;
-      for (const Workspace<T>& work : workspaces_)
-        if (!shares_ || coeff_gradients.empty()) coeff_gradients.push_back(work.coeff_gradients);
-      coeffs_.collect(coeff_gradients, call_.gradients, call_.threads);
-    }
+    if (!wants_parameters_) return true;
+    std::vector<T*> coeff_gradients;
+    for (const Workspace<T>& work : workspaces_)
+      if (!shares_ || coeff_gradients.empty()) coeff_gradients.push_back(work.coeff_gradients);
+    return coeffs_.collect(coeff_gradients, call_.gradients, call_.threads);
   }
 
   // For a thread that walks the rows of all steps on its own: the first `count` of these.
@@ -263,6 +270,7 @@ class Run {
             layout_.pairs.data() + pairs,
             unit_list(component),
             component.units,
+            component.padding,
             coeffs_.of(step.stage),
             coeffs_.step(step.stage),
             coeffs_.row(step.stage),
@@ -357,6 +365,7 @@ class Run {
                                              gradient);
   }
 
+  Arena arena_;
   const Call& call_;
   const Plan& plan_;
   const bool enters_, shares_;

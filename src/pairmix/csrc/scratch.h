@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <new>
+
+#include "memory.h"
 
 namespace pairmix {
 namespace {
@@ -14,28 +14,6 @@ struct Share {
 
   int64_t begin(int64_t count) const { return count * member / team; }
   int64_t end(int64_t count) const { return count * (member + 1) / team; }
-};
-
-// Memory that a thread keeps from call to call.
-class Arena {
- public:
-  ~Arena() { std::free(memory_); }
-
-  char* at_least(int64_t bytes) {
-    if (bytes > size_) {
-      std::free(memory_);
-      size_ = 0;
-      bytes = (bytes + 4095) / 4096 * 4096;
-      memory_ = static_cast<char*>(std::aligned_alloc(4096, bytes));
-      if (!memory_) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return memory_;
-  }
-
- private:
-  char* memory_ = nullptr;
-  int64_t size_ = 0;
 };
 
 // Hands out parts of a block of memory; without one it only counts.

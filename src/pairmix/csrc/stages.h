@@ -13,8 +13,12 @@ namespace {
 
 // How the pairs of a stage are computed. `general` pairs have coefficients a, b, c, d; `rotation` pairs cos, sin; pairs
 // `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Such stages in a row with the strides
-// 1, 2 and, if there are so many lanes, 4 are one `inside_run`, whose vectors stay in registers.
-enum class Kind { general, rotation, inside, inside_run };
+// 1, 2 and, if there are so many lanes, 4 are one `inside_run`, whose vectors stay in registers. A stage that `scales` has no
+// pairs: lane k becomes p[k] z[k].
+//
+// The coordinate that an odd width does not have is set to zero after every stage: it is multiplied by zeros, but zero times
+// infinity is no zero.
+enum class Kind { general, rotation, inside, inside_run, scale };
 
 // How many stages a run has; 0 if there are too few lanes for one.
 template <int kLanes>
@@ -37,8 +41,9 @@ struct Stage {
   const Pair* pairs;
   const int32_t* unit_list;  // the units of the component
   int32_t units;             // how many
-  // Whole units: those of pair k start at coeffs[k * step], b, c and d follow at distances of `row`. Inside units: p and q
-  // of one unit after the other.
+  int32_t padding;           // as in Component
+  // Whole units: those of pair k start at coeffs[k * step], b, c and d follow at distances of `row`. Inside units, and of
+  // scales: p and q of one unit after the other.
   const T* coeffs;
   int64_t step, row;
   T* gradients;        // of the coefficients, as if they were packed; null if nobody asked for them
@@ -53,6 +58,28 @@ struct Stage {
 // Pointers to the units of the component, `depth` vectors each.
 template <class T>
 using Units = Vector<T>* const*;
+
+// What may happen to a unit between two stages: nothing, or its last lane, where the padding is, becomes zero.
+struct Keep {
+  template <class V>
+  [[gnu::always_inline]] V operator()(V v) const {
+    return v;
+  }
+};
+template <class T, int kLanes>
+struct ClearPadding {
+  template <size_t... I>
+  static Vector<T> cleared(Vector<T> v, std::index_sequence<I...>) {
+    return __builtin_shufflevector(v, Vector<T>{}, (I % kLanes == kLanes - 1 ? Simd<T>::width + I : I)...);
+  }
+  Vector<T> operator()(Vector<T> v) const { return cleared(v, std::make_index_sequence<Simd<T>::width>{}); }
+};
+
+template <class T, int kLanes>
+inline void clear_padding(const Stage<T>& stage, Units<T> units) {
+  if (stage.padding < 0) return;
+  for (int32_t r = 0; r < stage.depth; ++r) units[stage.padding][r] = ClearPadding<T, kLanes>()(units[stage.padding][r]);
+}
 
 // The block of a unit with another: its coefficients, and the sums that become their gradients.
 template <class T, int kLanes>
@@ -106,27 +133,38 @@ struct RotationBlock {
 };
 
 template <class Block, class T>
-void pairs_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
-  for (int32_t p = 0; p < stage.units / 2; ++p) {
-    const int32_t i = stage.pairs[p].first, j = stage.pairs[p].second;
-    const Block block(stage.of_pair(stage.pairs[p]), stage.row);
-    const Vector<T>*x1 = from[i], *x2 = from[j];
-    Vector<T>*y1 = to[i], *y2 = to[j];
+[[gnu::always_inline]] inline void pair_forward(const Stage<T>& stage, int32_t p, Units<T> from, Units<T> to) {
+  const int32_t i = stage.pairs[p].first, j = stage.pairs[p].second;
+  const Block block(stage.of_pair(stage.pairs[p]), stage.row);
+  const Vector<T>*x1 = from[i], *x2 = from[j];
+  Vector<T>*y1 = to[i], *y2 = to[j];
 #pragma GCC unroll 4
-    for (int32_t r = 0; r < stage.depth; ++r) {
-      const auto first = x1[r], second = x2[r];
-      y1[r] = block.first(first, second);
-      y2[r] = block.second(first, second);
-    }
+  for (int32_t r = 0; r < stage.depth; ++r) {
+    const auto first = x1[r], second = x2[r];
+    y1[r] = block.first(first, second);
+    y2[r] = block.second(first, second);
   }
 }
 
+template <class Block, class T, int kLanes>
+void pairs_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
+  for (int32_t p = 0; p < stage.units / 2; ++p) pair_forward<Block, T>(stage, p, from, to);
+  clear_padding<T, kLanes>(stage, to);
+}
+
 // Two stages at once, which fall into quads. What is between them is written to `middle` only if somebody keeps it.
-template <class Block, class T, bool kKeepsMiddle>
+template <class Block, class T, int kLanes, bool kKeepsMiddle>
 void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, Units<T> middle, Units<T> to) {
   for (int32_t p = 0; p < stage.units / 2; p += 2) {
     const int32_t a = stage.pairs[p].first, b = stage.pairs[p].second;
     const int32_t c = stage.pairs[p + 1].first, d = stage.pairs[p + 1].second;
+    if (stage.padding == a || stage.padding == b || stage.padding == c || stage.padding == d) {  // to be cleared between them
+      const Units<T> between = kKeepsMiddle ? middle : to;
+      for (const int32_t k : {p, p + 1}) pair_forward<Block, T>(stage, k, from, between);
+      clear_padding<T, kLanes>(stage, between);
+      for (const int32_t k : {p, p + 1}) pair_forward<Block, T>(next, k, between, to);
+      continue;
+    }
     const Block ab(stage.of_pair(stage.pairs[p]), stage.row), cd(stage.of_pair(stage.pairs[p + 1]), stage.row);
     const Block ac(next.of_pair(next.pairs[p]), next.row), bd(next.of_pair(next.pairs[p + 1]), next.row);
     const Vector<T>*xa = from[a], *xb = from[b], *xc = from[c], *xd = from[d];
@@ -144,10 +182,11 @@ void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, U
       yd[r] = bd.second(zb, zd);
     }
   }
+  clear_padding<T, kLanes>(next, to);
 }
 
 // g, the gradient of the stage's output, becomes that of its input z; those of the coefficients are added up.
-template <class Block, class T, bool kParameters>
+template <class Block, class T, int kLanes, bool kParameters>
 void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   for (int32_t p = 0; p < stage.units / 2; ++p) {
     const auto [i, j, number] = stage.pairs[p];
@@ -163,6 +202,7 @@ void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
     }
     if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
   }
+  clear_padding<T, kLanes>(stage, g);
 }
 
 // p[k] z[k] + q[k] z[k ^ kStride]
@@ -186,23 +226,27 @@ struct InsideBlock {
     for (int s = 0; s < count; ++s, coeffs += stage_size) p[s] = spread<kLanes>(coeffs), q[s] = spread<kLanes>(coeffs + kLanes);
   }
 
-  template <int kStages = count>
-  [[gnu::always_inline]] Vector<T> forward(Vector<T> z) const {
-    if constexpr (kStages > 0) z = crossed<T, stride(kStages - 1)>(p[kStages - 1], q[kStages - 1], forward<kStages - 1>(z));
+  template <int kStages = count, class AfterStage = Keep>
+  [[gnu::always_inline]] Vector<T> forward(Vector<T> z, AfterStage after_stage = {}) const {
+    if constexpr (kStages > 0) {
+      constexpr int s = kStages - 1;
+      z = after_stage(crossed<T, stride(s)>(p[s], q[s], forward<s>(z, after_stage)));
+    }
     return z;
   }
 
   // From the gradient of the output to that of the input z.
-  template <bool kParameters, int kStages = count>
-  [[gnu::always_inline]] Vector<T> backward(Vector<T> z, Vector<T> g) {
+  template <bool kParameters, int kStages = count, class AfterStage = Keep>
+  [[gnu::always_inline]] Vector<T> backward(Vector<T> z, Vector<T> g, AfterStage after_stage = {}) {
     if constexpr (kStages > 0) {
       constexpr int s = kStages - 1;
       if constexpr (kParameters) {
-        const Vector<T> input = forward<s>(z);
+        const Vector<T> input = forward<s>(z, after_stage);
         gp[s] += g * input;
         gq[s] += g * exchange<stride(s), T>(input);
       }
-      g = backward<kParameters, s>(z, crossed<T, stride(s)>(p[s], exchange<stride(s), T>(q[s]), g));
+      const Vector<T> of_input = crossed<T, stride(s)>(p[s], exchange<stride(s), T>(q[s]), g);
+      g = backward<kParameters, s>(z, after_stage(of_input), after_stage);
     }
     return g;
   }
@@ -218,26 +262,58 @@ struct InsideBlock {
 template <class T, int kLanes>
 using RunBlock = std::conditional_t<kRunStages<kLanes> == 3, InsideBlock<T, kLanes, 1, 2, 4>, InsideBlock<T, kLanes, 1, 2>>;
 
+// A unit on its own, scaled.
+template <class T, int kLanes>
+struct ScaleBlock {
+  Vector<T> p, gp{};
+
+  ScaleBlock(const T* coeffs, int64_t) : p(spread<kLanes>(coeffs)) {}
+
+  template <class AfterStage>
+  Vector<T> forward(Vector<T> z, AfterStage after_stage) const {
+    return after_stage(p * z);
+  }
+  template <bool kParameters, class AfterStage>
+  Vector<T> backward(Vector<T> z, Vector<T> g, AfterStage after_stage) {
+    if constexpr (kParameters) gp += g * z;
+    return after_stage(p * g);
+  }
+  void add_gradients_to(T* packed, int64_t) const {
+    const Vector<T> sums[] = {gp};
+    add_folded<kLanes, T>(packed, sums);
+  }
+};
+
+// Calls f(unit, what happens to it after every stage).
+template <class T, int kLanes, class F>
+inline void each_unit(const Stage<T>& stage, F f) {
+  for (int32_t unit = 0; unit < stage.units; ++unit)
+    if (unit == stage.padding)
+      f(unit, ClearPadding<T, kLanes>());
+    else
+      f(unit, Keep());
+}
+
 template <class Block, class T, int kLanes>
 void inside_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
-  for (int32_t unit = 0; unit < stage.units; ++unit) {
+  each_unit<T, kLanes>(stage, [&](int32_t unit, auto after_stage) {
     const Block block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = from[unit];
     Vector<T>* y = to[unit];
 #pragma GCC unroll 4
-    for (int32_t r = 0; r < stage.depth; ++r) y[r] = block.forward(x[r]);
-  }
+    for (int32_t r = 0; r < stage.depth; ++r) y[r] = block.forward(x[r], after_stage);
+  });
 }
 
 template <class Block, class T, int kLanes, bool kParameters>
 void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
-  for (int32_t unit = 0; unit < stage.units; ++unit) {
+  each_unit<T, kLanes>(stage, [&](int32_t unit, auto after_stage) {
     Block block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = kParameters ? z[unit] : nullptr;
     for (int32_t r = 0; r < stage.depth; ++r)
-      g[unit][r] = block.template backward<kParameters>(kParameters ? x[r] : Vector<T>{}, g[unit][r]);
+      g[unit][r] = block.template backward<kParameters>(kParameters ? x[r] : Vector<T>{}, g[unit][r], after_stage);
     if constexpr (kParameters) block.add_gradients_to(stage.gradients + stage.place_of_unit(unit, kLanes), stage.stage_size);
-  }
+  });
 }
 
 // Calls f with the stride as a compile-time constant; kLanes is larger than every stride.
@@ -254,9 +330,11 @@ inline void with_stride(int32_t stride, F f) {
 template <class T, int kLanes>
 inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   if (stage.kind == Kind::general)
-    pairs_forward<GeneralBlock<T, kLanes>, T>(stage, from, to);
+    pairs_forward<GeneralBlock<T, kLanes>, T, kLanes>(stage, from, to);
   else if (stage.kind == Kind::rotation)
-    pairs_forward<RotationBlock<T, kLanes>, T>(stage, from, to);
+    pairs_forward<RotationBlock<T, kLanes>, T, kLanes>(stage, from, to);
+  else if (stage.kind == Kind::scale)
+    inside_forward<ScaleBlock<T, kLanes>, T, kLanes>(stage, from, to);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) {
       inside_forward<InsideBlock<T, kLanes, stride()>, T, kLanes>(stage, from, to);
@@ -268,17 +346,19 @@ inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
 template <class T, int kLanes, bool kKeepsMiddle>
 inline void stages_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, Units<T> middle, Units<T> to) {
   if (stage.kind == Kind::general)
-    quads_forward<GeneralBlock<T, kLanes>, T, kKeepsMiddle>(stage, next, from, middle, to);
+    quads_forward<GeneralBlock<T, kLanes>, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
   else
-    quads_forward<RotationBlock<T, kLanes>, T, kKeepsMiddle>(stage, next, from, middle, to);
+    quads_forward<RotationBlock<T, kLanes>, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
 }
 
 template <class T, int kLanes, bool kParameters>
 inline void stage_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   if (stage.kind == Kind::general)
-    pairs_backward<GeneralBlock<T, kLanes>, T, kParameters>(stage, z, g);
+    pairs_backward<GeneralBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
   else if (stage.kind == Kind::rotation)
-    pairs_backward<RotationBlock<T, kLanes>, T, kParameters>(stage, z, g);
+    pairs_backward<RotationBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
+  else if (stage.kind == Kind::scale)
+    inside_backward<ScaleBlock<T, kLanes>, T, kLanes, kParameters>(stage, z, g);
   else if (stage.kind == Kind::inside)
     with_stride<kLanes>(stage.stride, [&](auto stride) {
       inside_backward<InsideBlock<T, kLanes, stride()>, T, kLanes, kParameters>(stage, z, g);

@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kernel.h"
-#include "pool.h"
+#include "memory.h"
 
 namespace pairmix {
 
@@ -71,7 +73,7 @@ class TensorView {
   // None if the kernels cannot read it.
   std::optional<Dtype> dtype() const {
     const auto [code, bits, lanes] = tensor_.dtype;
-    if (tensor_.device.device_type != nb::device::cpu::value || lanes != 1) return {};
+    if (tensor_.device.device_type != nb::device::cpu::value || lanes != 1 || is_freed()) return {};
     if (code == kFloat && bits == 32) return Dtype::float32;
     if (code == kFloat && bits == 64) return Dtype::float64;
     if (code == kBFloat && bits == 16) return Dtype::bfloat16;
@@ -91,6 +93,9 @@ class TensorView {
   static constexpr uint8_t kFloat = 2, kBFloat = 4;
 
  private:
+  // Whether there should be numbers, and is no memory: somebody has shrunk its storage.
+  bool is_freed() const { return !tensor_.data && std::find(shape(), shape() + dimensions(), 0) == shape() + dimensions(); }
+
   int64_t dense(int32_t dimension) const {
     int64_t stride = 1;
     for (int32_t k = tensor_.ndim - 1; k > dimension; --k) stride *= tensor_.shape[k];
@@ -114,6 +119,17 @@ struct Owned : Managed {
   int64_t bytes;
 };
 
+inline int64_t bytes_of(const std::vector<int64_t>& sizes, int64_t bytes) {
+  const bool is_empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  for (const int64_t size : sizes)
+    if (!is_empty && __builtin_mul_overflow(bytes, size, &bytes)) {
+      std::string shape;
+      for (const int64_t each : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(each);
+      throw std::runtime_error("a result of shape (" + shape + ") has more bytes than can be counted");
+    }
+  return is_empty ? 0 : bytes;
+}
+
 template <class Managed>
 Owned<Managed>* owned_memory(Pool& pool, std::vector<int64_t> sizes, Dtype dtype) {
   static constexpr nb::dlpack::dtype types[] = {
@@ -124,8 +140,7 @@ Owned<Managed>* owned_memory(Pool& pool, std::vector<int64_t> sizes, Dtype dtype
   owned->sizes = std::move(sizes);
   owned->tensor.ndim = static_cast<int32_t>(owned->sizes.size());
   owned->tensor.shape = owned->sizes.data();
-  owned->bytes = owned->tensor.dtype.bits / 8;
-  for (const int64_t size : owned->sizes) owned->bytes *= size;
+  owned->bytes = bytes_of(owned->sizes, owned->tensor.dtype.bits / 8);
   owned->tensor.data = pool.take(owned->bytes);
   owned->context = &pool;
   owned->deleter = [](Managed* self) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -259,17 +260,38 @@ class SPMLinear(nn.Module):
         )
 
     def _differences(self, stored: Tensor) -> list[str]:
+        """How the layer that a checkpoint describes differs from this one. Nothing of what it describes is built."""
+        ours = self._meaning()
+        most = 1000 + 16 * self.width * self.stages  # one of this layer, even with all its pairs, is shorter
+        if not isinstance(stored, Tensor) or stored.dtype != torch.uint8 or stored.dim() != 1 or stored.is_meta:
+            return [f"its description must be a vector of bytes, got {reprlib.repr(stored)}"]
+        if len(stored) > most:
+            return [f"its description has {len(stored):,} bytes, that of this layer at most {most:,}"]
         try:
-            theirs = json.loads(bytes(stored.cpu().tolist()))
-            theirs["schedule"] = Schedule.from_dict(theirs["schedule"])
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
-            return [f"its description cannot be read ({error})"]
-        ours = {**self._meaning(), "schedule": self.schedule}
+            theirs = json.loads(stored.cpu().numpy().tobytes())
+            their_schedule = theirs["schedule"]
+            described = {key: their_schedule[key] for key in ("n", "stages", "digest")}
+        except (TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
+            return [f"its description cannot be read ({error!r})"]
         if self.width % 2 == 0:
             ours["residual"] = theirs.get("residual")  # without a residual it makes no difference
-        return [
-            f"{key} is {theirs.get(key)} there and {ours[key]} here" for key in ours if theirs.get(key) != ours[key]
+        differences = [
+            f"{key} is {str(theirs.get(key))[:40]} there and {value} here"
+            for key, value in ours.items()
+            if key != "schedule" and theirs.get(key) != value
         ]
+        if described != {key: ours["schedule"][key] for key in described}:
+            differences.append(f"schedule is {_named(their_schedule)} there and {_named(ours['schedule'])} here")
+        return differences
+
+
+def _named(schedule: dict[str, Any]) -> str:
+    """A schedule as its `repr` names it, from its description alone; own pairs are told apart by their digest."""
+    arguments: dict[str, Any] = {key: schedule[key] for key in ("n", "stages", "seed") if key in schedule}
+    if schedule.get("kind") == "from_pairs":
+        arguments["digest"] = schedule["digest"]
+    listed = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in arguments.items())
+    return f"Schedule.{str(schedule.get('kind'))[:20]}({listed})"
 
 
 def _make_schedule(schedule: str | Schedule, n: int, stages: int | None) -> Schedule:

@@ -8,12 +8,13 @@ from typing import Any
 import torch  # before the kernels, so that they share its OpenMP threads
 from torch import Tensor
 
+_missing: str | None = None
 try:
-    from pairmix import _kernels
+    import pairmix._kernels as _kernels  # `from pairmix import` would blame a circular import for a missing file
+except ModuleNotFoundError:
+    _missing = "pairmix was installed without its compiled kernels"
 except ImportError as error:
-    _missing: str | None = f"pairmix was installed without its compiled kernels ({error})"
-else:
-    _missing = None
+    _missing = f"the compiled kernels cannot be loaded ({error})"
 
 
 def why_not(device: torch.device) -> str | None:
@@ -31,6 +32,12 @@ def instruction_set() -> str:
 def multiply_adds_per_second() -> float:
     """The float32 multiply-adds that this machine does in registers, with all of torch's threads."""
     return _kernels.multiply_adds_per_second(torch.get_num_threads())
+
+
+def empty_cache() -> None:
+    """Free the memory that the kernels keep for the next call; see `pairmix.empty_cache`."""
+    if _missing is None:
+        _kernels.empty_cache()
 
 
 def fits(x: Tensor, blocks: Tensor, order: Tensor, *rest: Any) -> bool:
@@ -57,7 +64,7 @@ def forward(
         arguments = (blocks.contiguous(), d_in, d_out, bias, residual_scale)
         y = _kernels.forward(plan, _rows(x), *arguments, out_features, maps, threads)
         if y is None:
-            raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
+            raise _refusal(x=x, blocks=blocks, d_in=d_in, d_out=d_out, bias=bias, residual_scale=residual_scale)
         y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y
 
@@ -83,7 +90,7 @@ def backward(
         arguments = (blocks.contiguous(), d_in, d_out, residual_scale)
         gradients = _kernels.backward(plan, _rows(grad), _rows(x), *arguments, *rest)
         if gradients is None:
-            raise ValueError(f"the shapes do not fit: x {tuple(x.shape)}, blocks {tuple(blocks.shape)}")
+            raise _refusal(x=x, blocks=blocks, d_in=d_in, d_out=d_out, residual_scale=residual_scale, grad=grad)
         gx, *others = gradients
         gradients = [None if gx is None else gx.reshape(x.shape), *others]
     return tuple(gradients)
@@ -91,11 +98,20 @@ def backward(
 
 def plan_of(order: Tensor) -> Any:
     """How the kernels walk this schedule. Made once, and kept with the tensor that all its layers share."""
-    plan = getattr(order, "_pairmix_plan", None)
-    if plan is None:
+    plan, version = getattr(order, "_pairmix_plan", (None, None))
+    if version != order._version:  # written to since, or never planned
         plan = _kernels.Plan(order.numpy())
-        order._pairmix_plan = plan  # type: ignore[attr-defined]
+        order._pairmix_plan = plan, order._version  # type: ignore[attr-defined]
     return plan
+
+
+def _refusal(**tensors: Tensor | None) -> Exception:
+    """Why the kernels do not take these tensors."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.numel() and not tensor.data_ptr():
+            return RuntimeError(f"{name} has the shape {tuple(tensor.shape)}, but its storage was freed")
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if tensor is not None)
+    return ValueError(f"the shapes do not fit: {shapes}")
 
 
 def dense(parameter: Tensor | None) -> Tensor | None:

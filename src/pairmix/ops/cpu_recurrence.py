@@ -12,7 +12,7 @@ from torch import Tensor
 from pairmix.ops import cpu
 
 with suppress(ImportError):  # `cpu.why_not` tells
-    from pairmix import _kernels
+    import pairmix._kernels as _kernels
 
 _CELLS = ("tanh", "relu", "linear", "gru", "gru_reset_after", "lstm")  # as in csrc/kernel.h
 
@@ -126,7 +126,7 @@ def _states_before(h: Tensor, h0: Tensor, batch_sizes: Sequence[int] | None) -> 
     if batch_sizes is None:
         return torch.cat([h0, h])[: h.shape[0]]
     steps = [h0, *h.split(list(batch_sizes))]
-    return torch.cat([before[:size] for before, size in zip(steps, batch_sizes, strict=False)])
+    return torch.cat([h[:0], *(before[:size] for before, size in zip(steps, batch_sizes, strict=False))])
 
 
 def _sizes(batch_sizes: Sequence[int] | None, rows: Tensor, h0: Tensor) -> list[int]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from pairmix.ops import reference
+from pairmix.ops import reference, torch_internals
 from pairmix.ops.reference import Gradients
+from pairmix.ops.torch_internals import is_ordinary
 
 
 @dataclass(frozen=True)
@@ -101,23 +101,6 @@ def _fake_backward(
     )
 
 
-def is_ordinary(tensor: Tensor) -> bool:
-    """Whether this is an ordinary CPU tensor, and nobody traces it, transforms it or stands in for it.
-
-    Then nothing on the way through the dispatcher would look at a call with it, and that way takes longer than a small
-    layer itself.
-    """
-    return (
-        type(tensor) in _ORDINARY_TYPES
-        and not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and not torch._C._is_tracing()
-        and _keys(tensor) in _ORDINARY_KEYS
-    )
-
-
 def call_directly(impl: str, *arguments: Any) -> Tensor:
     """`pairmix::spm` without the dispatcher: for ordinary tensors only."""
     *inputs, _, _ = arguments
@@ -125,17 +108,6 @@ def call_directly(impl: str, *arguments: Any) -> Tensor:
         y: Tensor = _apply(None, *arguments, impl)
         return y
     return IMPLS[impl].forward(*arguments)
-
-
-def _keys(tensor: Tensor) -> int:
-    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
-    return keys
-
-
-_ORDINARY_TYPES = {Tensor, torch.nn.Parameter}
-with torch.inference_mode():
-    _ORDINARY_KEYS = {_keys(torch.empty(0, device="cpu"))}
-_ORDINARY_KEYS.add(_keys(torch.empty(0, device="cpu")))
 
 
 class _Differentiable(torch.autograd.Function):
@@ -163,8 +135,7 @@ class _Differentiable(torch.autograd.Function):
         return None, gx, gblocks, None, *rest, None, None, None
 
 
-# Without the part of `apply` that is for torch.func, whose transforms never get here.
-_apply = super(torch.autograd.Function, _Differentiable).apply
+_apply = torch_internals.apply_of(_Differentiable)
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
@@ -197,12 +168,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
 
 
 def _below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
-    keyset = keyset & torch._C._after_autograd_keyset
-    if keyset.highestPriorityTypeId() == torch._C.DispatchKey.CPU:
-        # Nothing is left between here and the kernel, so it can be called without another round through the dispatcher.
-        return _KERNELS[op](*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset, *arguments)
+    return torch_internals.call_below_autograd(op, _KERNELS[op], keyset, arguments)
 
 
 def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: Callable[..., Any]) -> None:
@@ -210,18 +176,13 @@ def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: 
     # forward mode without a word.
     def kernel(keyset: Any, *arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        in_forward_mode = forward_ad._current_level >= 0 and any(map(_has_tangent, tensors))
-        if in_forward_mode or torch._C._are_functorch_transforms_active():
+        if torch_internals.are_transformed(tensors) or torch_internals.have_tangents(tensors):
             return plain(*arguments[:-1])
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return function.apply(keyset, *arguments)
         return _below_autograd(op, keyset, arguments)
 
     _library.impl(op, kernel, "Autograd", with_keyset=True)
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 _register_autograd(spm, _Differentiable, reference.forward)

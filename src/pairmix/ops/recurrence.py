@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from pairmix.ops import cpu_recurrence
+from pairmix.ops import cpu_recurrence, torch_internals
 from pairmix.ops.steps import GATES
 
 _library = torch.library.Library("pairmix", "FRAGMENT")
@@ -34,11 +33,12 @@ _library.impl(recurrence, cpu_recurrence.forward, "CPU")
 _library.impl(recurrence_backward, cpu_recurrence.backward, "CPU")
 
 
-def can_recur() -> bool:
+def can_recur(*tensors: Tensor | None) -> bool:
     """Whether the operator knows what is done with its tensors: not forward mode, nor the transforms of torch.func."""
     if torch.compiler.is_compiling():
         return True
-    return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+    given = [tensor for tensor in tensors if tensor is not None]
+    return not torch_internals.are_transformed(given) and not torch_internals.have_tangents(given)
 
 
 @torch.library.register_fake("pairmix::recurrence", lib=_library)
