@@ -13,6 +13,8 @@ Rows = Sequence[Row]
 Columns = Sequence[tuple[str, Callable[[Row], str]]]
 
 TASKS = {"train": "forward + backward", "inference": "forward"}
+DISTURBED = "disturbed"
+"""In the place of a share of a bound that was measured while other processes were running."""
 
 
 def initialisations(rows: Rows) -> Table:
@@ -130,8 +132,14 @@ def operator_memory(rows: Rows) -> Table:
 def operator_bounds(rows: Rows) -> Table:
     """How near SPM comes to what the machine could do."""
 
-    def percent(task: str, of: str) -> Callable[[Row], str]:
-        return lambda row: "-" if row[task][of] is None else f"{row[task][of]:.0%}"
+    def share(task: str, bound: str) -> Callable[[Row], str]:
+        def of(row: Row) -> str:
+            if bound in row[task].get("disturbed_bounds", ()):
+                return DISTURBED
+            value = row[task][f"of_{bound}"]
+            return "-" if value is None else f"{value:.0%}"
+
+        return of
 
     return _table(
         [row for row in rows if "of_bandwidth" in row["train"]],
@@ -140,7 +148,7 @@ def operator_bounds(rows: Rows) -> Table:
             ("10^9 multiply-adds/s", lambda row: number(row["train"]["multiply_adds_per_second"], 1e-9)),
             ("copied GB/s", lambda row: number(row["train"]["bytes_per_second"], 1e-9)),
             *(
-                (f"{name}, of the {bound}", percent(task, f"of_{bound}"))
+                (f"{name}, of the {bound}", share(task, bound))
                 for task, name in TASKS.items()
                 for bound in ("arithmetic", "bandwidth")
             ),
