@@ -1,3 +1,5 @@
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -154,6 +156,15 @@ class TestMemory:
         assert peak is None or 2 * size <= peak < 4 * size  # the weight and its gradient
 
 
+    def test_a_process_that_was_killed_is_out_of_memory(self):
+        with pytest.raises(MemoryError, match=r"3 training steps on an input of shape \(8, 16\) .* killed"):
+            peak_of_training(killed, 8, 16)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class TestBounds:
     layer, x = SPMLinear(64, 64), torch.randn(10, 64)
 
@@ -306,6 +317,9 @@ def test_without_kernels_it_runs_and_says_so(tmp_path, monkeypatch):
         ("--threads 1,", "got ''"),
         ("--threads 1.5", "got '1.5'"),
         ("--batch 0", "got 0"),
+        ("--batch 2147483648", "got 2147483648"),
+        ("--widths 8,2147483648", "got 2147483648"),
+        ("--threads 100000000000000000000", "got 100000000000000000000"),
         ("--seconds nan", "got nan"),
         ("--seconds -1", "got -1"),
         ("--latency --batch 8", "--latency does not accept --batch"),

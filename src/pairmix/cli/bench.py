@@ -71,8 +71,8 @@ def bench_operator_command(
     modes = [mode for mode, is_set in flags.items() if is_set]
     if len(modes) > 1:
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
-    if batch is not None and batch < 1:
-        raise typer.BadParameter(f"must be at least 1, got {batch}", param_hint="--batch")
+    if batch is not None:
+        _check_sizes("--batch", [batch])
     _check_seconds(seconds)
     name = "-".join(["operator", *modes])
     module, table, plot = OPERATOR_MODES[name]
@@ -164,7 +164,18 @@ def _check_seconds(seconds: float | None) -> None:
 
 
 def _optional_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else whole_numbers(option, text)
+    if text is None:
+        return None
+    numbers = whole_numbers(option, text)
+    _check_sizes(option, numbers)
+    return numbers
+
+
+def _check_sizes(option: str, sizes: Iterable[int]) -> None:
+    """Not more than the indices of a schedule, which are int32, can count."""
+    for size in sizes:
+        if not 1 <= size < 2**31:
+            raise typer.BadParameter(f"must be in 1..2^31-1, got {size}", param_hint=option)
 
 
 def _config(config: type[Any], options: dict[str, Any], name: str) -> Any:
