@@ -155,7 +155,6 @@ class TestMemory:
         peak = peak_of_training(layer, 8, 2048)
         assert peak is None or 2 * size <= peak < 4 * size  # the weight and its gradient
 
-
     def test_a_process_that_was_killed_is_out_of_memory(self):
         with pytest.raises(MemoryError, match=r"3 training steps on an input of shape \(8, 16\) .* killed"):
             peak_of_training(killed, 8, 16)

@@ -27,7 +27,7 @@ app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 
 Steps = Annotated[int, typer.Option(min=1, help="Training steps of each student.")]
 Threads = Annotated[str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")]
-Width = Annotated[int, typer.Option(min=1, help="The number of features.")]
+Width = Annotated[int, typer.Option(min=1, max=2**31 - 1, help="The number of features.")]
 
 
 @app.command("init")
