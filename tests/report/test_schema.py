@@ -9,6 +9,7 @@ from synthetic import agnews, shakespeare, step_time, steps, teacher
 from typer.testing import CliRunner
 
 from pairmix import cli
+from pairmix.report import page
 from pairmix.report.runs import collect
 
 GONE = object()
@@ -184,3 +185,40 @@ def test_a_refused_result_leaves_the_page_alone(tmp_path, monkeypatch, field, va
     assert f"Error: runs/000.json: {field} " in " ".join(result.output.split())
     assert (tmp_path / "report.html").read_text() == "before"
     assert {path.name for path in tmp_path.rglob("*")} == {"runs", "000.json", "report.html"}
+
+
+LOWEST = {
+    "width": 1,
+    "steps": 1,
+    "batch": 1,
+    "seed": 0,
+    "lr": 0,
+    "angle_std": 5e-324,
+    "ms": 1e-12,
+    "share": 0,
+    "loss": 0,
+}
+HIGHEST = {"width": 2**31 - 1, "steps": 2**53 - 1, "batch": 2**53 - 1, "seed": 2**53 - 1, "lr": 1e38, "angle_std": 1e38,
+           "ms": 1e12, "share": 1, "loss": 1e38}  # fmt: skip
+DIVERGED = {**LOWEST, "angle_std": 0.0, "loss": math.nan}
+
+
+def extreme(run, to):
+    """The run with every number as far as it may go."""
+    run["config"] |= {name: to[name] for name in run["config"].keys() & to.keys()}
+    run["outcome"] |= {"ms_per_step": to["ms"], "test_accuracy": to["share"]}
+    run["outcome"] |= {"valid_loss": to["loss"], "valid_bpc": to["loss"]}
+    for row in run["rows"]:
+        row |= {"step": to["steps"], "train_loss": to["loss"], "valid_loss": to["loss"]}
+    return run
+
+
+@pytest.mark.parametrize("experiment", RUNS)
+def test_what_is_accepted_can_be_drawn(collected, tmp_path, experiment):
+    runs = [extreme(RUNS[experiment](layer), to) for layer in ("spm", "dense") for to in (LOWEST, HIGHEST, DIVERGED)]
+    times = [
+        step_time(experiment, "lowrank", to["ms"], width=to["width"], batch=1) | {"ms_iqr": [to["ms"]] * 2}
+        for to in (LOWEST, HIGHEST)
+    ]
+    page.write(collected(*runs, steps(*times)), tmp_path / "report.html")
+    assert "<img" in (tmp_path / "report.html").read_text()
