@@ -218,7 +218,10 @@ class TestBounds:
     def test_the_table_shows_no_share_of_a_disturbed_bound(self):
         share = {"multiply_adds_per_second": 1e9, "bytes_per_second": 1e9, "of_arithmetic": 0.5, "of_bandwidth": 1.25}
         row = {"n": 8, "threads": 1, "train": {**share, "disturbed_bounds": ["bandwidth"]}, "inference": share}
-        assert tables.operator_bounds([row])[1][3:] == ["50%", "disturbed", "50%", "125%"]
+        table = tables.operator_bounds([row])
+        assert table[1][3:] == ["50%", "disturbed", "50%", "125%"]
+        assert tables.markdown(table).endswith("\n\n" + tables.DISTURBED_NOTE)
+        assert tables.DISTURBED_NOTE not in tables.markdown(tables.operator_bounds([row | {"train": share}]))
 
 
 def check_measured(measured, *names):

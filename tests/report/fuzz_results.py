@@ -78,7 +78,9 @@ def mutate(rng, run):
     numbers = [(tree, key) for tree, key in places(run) if isinstance(tree[key], int | float)]
     tree, key = rng.choice(numbers if kind == "limit" and numbers else list(places(run)))
     if kind == "limit":
-        tree[key] = rng.choice(LIMITS)
+        limit, rows = rng.choice(LIMITS), run.get("rows")
+        for row in rows if isinstance(rows, list) and tree in rows and rng.random() < 0.5 else [tree]:
+            row[key] = limit
     elif kind == "delete":
         del tree[key]
     elif kind == "replace":

@@ -90,7 +90,10 @@ def bench_operator_command(
         rows = _live(module.run(config), table)
         if name == "operator":
             show(tables.operator_memory(rows))
-            _show_bounds(tables.operator_bounds(rows))
+            reached = tables.operator_bounds(rows)
+            show(reached)
+            if tables.is_disturbed(reached):
+                console.print(tables.DISTURBED_NOTE)
         save(out / name, results.command_line(), asdict(config), rows, plot)
 
 
@@ -147,15 +150,6 @@ def _measuring_for(out: Path) -> Iterator[None]:
     with clear_errors():
         results.check_traceable(out)
         yield
-
-
-def _show_bounds(table: tables.Table) -> None:
-    show(table)
-    if any(tables.DISTURBED in line for line in table):
-        console.print(
-            f"{tables.DISTURBED}: SPM seems to be faster than the machine, or the machine was not equally fast all the "
-            "time, so other processes must have been running."
-        )
 
 
 def _check_seconds(seconds: float | None) -> None:

@@ -15,6 +15,10 @@ Columns = Sequence[tuple[str, Callable[[Row], str]]]
 TASKS = {"train": "forward + backward", "inference": "forward"}
 DISTURBED = "disturbed"
 """In the place of a share of a bound that was measured while other processes were running."""
+DISTURBED_NOTE = (
+    f"{DISTURBED}: SPM seems to be faster than the machine, or the machine was not equally fast all the time; other "
+    "processes must have been running."
+)
 
 
 def initialisations(rows: Rows) -> Table:
@@ -261,9 +265,15 @@ def of_kinds(table: Callable[[Rows], Table], *kinds: str) -> Callable[[Rows], Ta
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown has it."""
+    """The table as Markdown has it, with what a reader must know of it below."""
     header, *lines = table
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *lines])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *lines])
+    return f"{text}\n\n{DISTURBED_NOTE}" if is_disturbed(table) else text
+
+
+def is_disturbed(table: Table) -> bool:
+    """Whether it needs `DISTURBED_NOTE`."""
+    return any(DISTURBED in line for line in table)
 
 
 def _table(rows: Rows, columns: Columns) -> Table:
