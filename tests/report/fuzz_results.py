@@ -79,7 +79,8 @@ def mutate(rng, run):
     tree, key = rng.choice(numbers if kind == "limit" and numbers else list(places(run)))
     if kind == "limit":
         limit, rows = rng.choice(LIMITS), run.get("rows")
-        for row in rows if isinstance(rows, list) and tree in rows and rng.random() < 0.5 else [tree]:
+        in_all_rows = isinstance(rows, list) and any(row is tree for row in rows) and rng.random() < 0.5
+        for row in [row for row in rows if type(row) is type(tree)] if in_all_rows else [tree]:
             row[key] = limit
     elif kind == "delete":
         del tree[key]

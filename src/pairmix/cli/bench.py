@@ -146,7 +146,7 @@ def bench_steps_command(
 
 @contextmanager
 def _measuring_for(out: Path) -> Iterator[None]:
-    """Measure what this folder can take; what goes wrong is said in a sentence."""
+    """Refuse results that could not be traced to their code; errors, also while measuring, are one sentence."""
     with clear_errors():
         results.check_traceable(out)
         yield
