@@ -155,8 +155,8 @@ def _work_tree() -> Path | None:
 
 
 def _changes(root: Path) -> list[str]:
-    """What is not as committed, in the words of git, except for what was measured."""
-    return _git(root, "status", "--porcelain", "--", ".", f":(exclude){RESULTS}").splitlines()
+    """The files that are not as committed, except for what was measured."""
+    return [line[3:] for line in _git(root, "status", "--porcelain", "--", ".", f":(exclude){RESULTS}").splitlines()]
 
 
 def _git(folder: Path, *arguments: str, accept: Sequence[int] = (0,)) -> str:
