@@ -1,3 +1,5 @@
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -20,6 +22,7 @@ from pairmix.bench.contenders import (
 from pairmix.bench.memory import peak_of_training
 from pairmix.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
 from pairmix.experiments.layers import LowRank, count_parameters
+from pairmix.report import tables
 
 TINY = {"seconds": 0.0, "threads": (1,)}
 
@@ -152,6 +155,14 @@ class TestMemory:
         peak = peak_of_training(layer, 8, 2048)
         assert peak is None or 2 * size <= peak < 4 * size  # the weight and its gradient
 
+    def test_a_process_that_was_killed_is_out_of_memory(self):
+        with pytest.raises(MemoryError, match=r"3 training steps on an input of shape \(8, 16\) .* killed"):
+            peak_of_training(killed, 8, 16)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 class TestBounds:
     layer, x = SPMLinear(64, 64), torch.randn(10, 64)
@@ -159,19 +170,58 @@ class TestBounds:
     def test_multiply_adds_can_be_measured(self):
         assert 1e8 < ops.cpu.multiply_adds_per_second() < 1e15
 
-    def test_reached(self, monkeypatch):
-        monkeypatch.setattr(bounds, "multiply_adds_per_second", lambda: 1e6)
-        row = bounds.reached(self.layer, self.x, "train", [1.0], [0.1])
+    def reached(self, task="train", spm=(1.0, 1.0), copy=(0.1, 0.1), multiply_adds=(1e6, 1e6)):
+        return bounds.reached(self.layer, self.x, task, spm, copy, multiply_adds)
+
+    def test_reached(self):
+        row = self.reached()
         assert row["of_arithmetic"] == pytest.approx(16 * 32 * 6 * 10 / 1e6)
         parameter_bytes = 4 * count_parameters(self.layer)
         assert row["of_bandwidth"] == pytest.approx((5 + 2 * parameter_bytes / self.x.nbytes) / 2 * 0.1)
-        row = bounds.reached(self.layer, self.x, "inference", [0.5], [0.1])
+        row = self.reached("inference", spm=(0.5, 0.5))
         assert row["of_arithmetic"] == pytest.approx(4 * 32 * 6 * 10 / 1e6 / 0.5)
         assert row["of_bandwidth"] == pytest.approx(0.2)
+        assert row["disturbed_bounds"] == []
+
+    def test_a_bound_that_is_beaten_is_none(self):
+        assert self.reached(copy=(9.0, 9.0))["disturbed_bounds"] == ["bandwidth"]
+        assert self.reached(multiply_adds=(1e3, 1e3))["disturbed_bounds"] == ["arithmetic"]
+
+    def test_a_bound_that_varies_is_none(self):
+        quiet, busy = [1.0, 1.1, 1.2, 1.3], [1.0, 1.0, 2.0, 2.0]
+        for samples, disturbed in ((quiet, []), (busy, ["arithmetic", "bandwidth"])):
+            row = self.reached(copy=[0.01 * time for time in samples], multiply_adds=[1e6 * rate for rate in samples])
+            assert row["disturbed_bounds"] == disturbed
 
     def test_without_kernels_there_is_none_of_arithmetic(self, monkeypatch):
         monkeypatch.setattr(ops.cpu, "_missing", "not compiled")
-        assert bounds.reached(self.layer, self.x, "train", [1.0], [0.1])["of_arithmetic"] is None
+        assert bounds.calls(self.x, []).keys() == {"copy"}
+        assert self.reached(multiply_adds=())["of_arithmetic"] is None
+
+    def test_bounds_take_turns_with_the_layers(self, monkeypatch):
+        seen = {}
+
+        def time_layers(cases, task, seconds, **others):
+            seen[task] = set(others)
+            for call in others.values():
+                call()
+                call()
+            return {name: {0: 1.0, 1: 1.0} for name in (*cases, *others)}
+
+        monkeypatch.setattr(operator, "time_layers", time_layers)
+        monkeypatch.setattr(ops.cpu, "multiply_adds_per_second", lambda: 1e9)
+        rows = list(operator.run(operator.Config(widths=(8,), batch=4, **TINY)))
+        assert seen == {task: {"copy", "multiply_adds"} for task in ("train", "inference")}
+        (spm,) = (row for row in rows if row["layer"] == SPM)
+        assert spm["train"]["multiply_adds_per_second"] == 1e9
+
+    def test_the_table_shows_no_share_of_a_disturbed_bound(self):
+        share = {"multiply_adds_per_second": 1e9, "bytes_per_second": 1e9, "of_arithmetic": 0.5, "of_bandwidth": 1.25}
+        row = {"n": 8, "threads": 1, "train": {**share, "disturbed_bounds": ["bandwidth"]}, "inference": share}
+        table = tables.operator_bounds([row])
+        assert table[1][3:] == ["50%", "disturbed", "50%", "125%"]
+        assert tables.markdown(table).endswith("\n\n" + tables.DISTURBED_NOTE)
+        assert tables.DISTURBED_NOTE not in tables.markdown(tables.operator_bounds([row | {"train": share}]))
 
 
 def check_measured(measured, *names):
@@ -248,9 +298,6 @@ def test_command_of_other_modes(tmp_path, monkeypatch, mode, module):
     monkeypatch.setattr(cli.bench, "_config", lambda config, options, name: config(**small, **options))
     result = command(mode, "--seconds", "0", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert (
-        results.load(tmp_path / f"operator{mode[1:]}.json")["command"] == f"pairmix bench operator {mode} --seconds 0.0"
-    )
     assert (tmp_path / f"operator{mode[1:]}.png").exists()
 
 
@@ -272,10 +319,13 @@ def test_without_kernels_it_runs_and_says_so(tmp_path, monkeypatch):
         ("--threads 1,", "got ''"),
         ("--threads 1.5", "got '1.5'"),
         ("--batch 0", "got 0"),
+        ("--batch 2147483648", "got 2147483648"),
+        ("--widths 8,2147483648", "got 2147483648"),
+        ("--threads 100000000000000000000", "got 100000000000000000000"),
         ("--seconds nan", "got nan"),
         ("--seconds -1", "got -1"),
-        ("--latency --batch 8", "--latency takes none"),
-        ("--variants --widths 8", "--variants takes none"),
+        ("--latency --batch 8", "--latency does not accept --batch"),
+        ("--variants --widths 8", "--variants does not accept --widths"),
         ("--scaling --widths 8", "got [8]"),
     ],
 )

@@ -110,11 +110,20 @@ def test_command(folder, monkeypatch):
     result = command("--data", folder, "--out", folder, "--seconds", 0, "--threads", 1)
     assert result.exit_code == 0, result.output
     saved = results.load(folder / "steps.json")
-    assert saved["command"] == "pairmix bench steps --seconds 0 --threads 1"
     assert saved["config"]["experiment"] == "steps"
     assert {row["experiment"] for row in saved["rows"]} == {"teacher", "agnews", "shakespeare"}
     assert (folder / "steps.png").read_bytes().startswith(b"\x89PNG")
     assert "torch.nn.RNN" in result.output
+
+
+@pytest.mark.parametrize("flag", [(), ("--keep-memory",)])
+def test_freed_memory_is_kept_only_if_asked_for(folder, monkeypatch, flag):
+    calls = []
+    monkeypatch.setattr(cli.bench.allocator, "keep_freed_memory", lambda: calls.append("kept"))
+    monkeypatch.setattr(steps, "Config", partial(Config, **{**TINY, "agnews_widths": (), "shakespeare_widths": ()}))
+    assert command("--out", folder, "--seconds", 0, *flag).exit_code == 0
+    assert len(calls) == len(flag)
+    assert results.load(folder / "steps.json")["config"]["keep_memory"] == bool(flag)
 
 
 def test_without_the_data_it_says_what_to_do(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ def result(config, rows, outcome=None, *, command="pairmix train", finished="202
         "config": config,
         **({} if outcome is None else {"outcome": outcome}),
         "rows": rows,
-        "machine": MACHINE,
-        "versions": VERSIONS,
+        "machine": dict(MACHINE),
+        "versions": dict(VERSIONS),
         "commit": COMMIT,
         "finished": finished,
     }

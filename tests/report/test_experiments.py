@@ -213,11 +213,13 @@ def test_choices_name_the_layers_that_differ(collected):
 def test_every_machine_and_commit_is_named(collected):
     other = teacher(seed=1)
     other |= {"machine": {**other["machine"], "cores": 64}, "commit": None}
-    table = notes.provenance(collected(teacher(seed=0), other, teacher(seed=2)))
+    hashed = teacher(seed=2) | {"data": {"agnews/train.csv": "sha256:01"}}
+    table = notes.provenance(collected(teacher(seed=0), other, hashed))
     by_name = {line[0]: line[1:] for line in table}
     assert by_name["cores"] == ["2", "64"]
     assert by_name["commits"] == ["0123456789abcdef0123456789abcdef01234567", "an installed package"]
     assert by_name["results"] == ["2", "1"]
+    assert by_name["data"] == ["agnews/train.csv sha256:01", "-"]
 
 
 @pytest.mark.parametrize("experiment", paper.CLASSIFIED)

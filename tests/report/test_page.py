@@ -132,10 +132,17 @@ def test_a_failed_page_leaves_the_old_one(collected, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         page.write(collected(teacher(), teacher("dense")), folder / "report.html")
     monkeypatch.undo()
-    broken = shakespeare()
-    del broken["outcome"]["valid_bpc"]
-    with pytest.raises(KeyError):
-        page.write(collected(broken), folder / "report.html")
+
+    def no_font(picture, form):
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(page.Picture, "as_file", no_font)
+    with pytest.raises(RuntimeError, match="no font"):
+        page.write(collected(teacher()), folder / "report.html")
+    monkeypatch.undo()
+    monkeypatch.setattr(page.Picture, "as_file", lambda picture, form: b"<svg/>" if form == "svg" else 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # only the pictures beside the page cannot be drawn
+        page.write(collected(teacher()), folder / "report.html", folder / "pictures")
     assert (folder / "report.html").read_bytes() == before
     assert [file.name for file in folder.iterdir()] == ["report.html"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -11,42 +11,67 @@ import torch
 from torch import Tensor
 
 from pairmix import ops
+from pairmix.bench.timing import spread
 from pairmix.nn import SPMLinear
 
 # A pair costs 4 multiply-adds. Backward computes the stages again, the gradient of their input and that of the blocks.
 MULTIPLY_ADDS_A_PAIR = {"inference": 4, "train": 4 + 4 + 4 + 4}
+# On a quiet machine the quartiles of a bound are within a few percent of each other, or a fifth if the clock rate
+# changes. Another process on one of two cores halves the rate.
+WIDEST_QUARTILES = 1.5
+COPY = "copy"
 
 
-def multiply_adds_per_second() -> float | None:
-    """The best of a few tries; None without the compiled kernels."""
+def calls(x: Tensor, rates: list[float]) -> dict[str, Callable[[], object]]:
+    """What takes turns with the layers: a copy of x, and multiply-adds in registers if the compiled kernels are there.
+
+    Args:
+        x: the input of the layers.
+        rates: grows by the multiply-adds per second of every call.
+    """
+    copy = partial(torch.empty_like(x).copy_, x)  # always to the same place, so in the same level of cache
     if ops.cpu.why_not(torch.device("cpu")) is not None:
-        return None
-    return max(ops.cpu.multiply_adds_per_second() for _ in range(5))
+        return {COPY: copy}
+    return {COPY: copy, "multiply_adds": lambda: rates.append(ops.cpu.multiply_adds_per_second())}
 
 
-def copy_of(x: Tensor) -> Callable[[], object]:
-    """A call that copies x to where it was copied before, so in the same level of cache."""
-    return partial(torch.empty_like(x).copy_, x)
-
-
-def reached(layer: SPMLinear, x: Tensor, task: str, spm: list[float], copy: list[float]) -> dict[str, Any]:
+def reached(
+    layer: SPMLinear,
+    x: Tensor,
+    task: str,
+    spm: Sequence[float],
+    copy: Sequence[float],
+    multiply_adds: Sequence[float],
+) -> dict[str, Any]:
     """How much of each bound the layer reaches.
+
+    A bound is disturbed if the layer seems to beat it, or if it varies so much that other processes must have been
+    running.
 
     Args:
         layer: who was measured.
         x: its input.
         task: what it did.
         spm: the seconds that it took.
-        copy: the seconds that a copy of x took.
+        copy: the seconds that a copy of x took, in the same rounds.
+        multiply_adds: how many per second there were in the same rounds; empty without the compiled kernels.
     """
-    seconds, arithmetic, bandwidth = median(spm), multiply_adds_per_second(), 2 * x.nbytes / median(copy)
-    multiply_adds = MULTIPLY_ADDS_A_PAIR[task] * layer.stages * (layer.width // 2) * len(x)
-    return {
-        "multiply_adds_per_second": arithmetic,
-        "bytes_per_second": bandwidth,
-        "of_arithmetic": multiply_adds / arithmetic / seconds if arithmetic else None,
-        "of_bandwidth": bytes_moved(layer, x, task) / bandwidth / seconds,
+    seconds = median(spm)
+    needed = MULTIPLY_ADDS_A_PAIR[task] * layer.stages * (layer.width // 2) * len(x)
+    bounds = {
+        "arithmetic": ("multiply_adds_per_second", needed, multiply_adds),
+        "bandwidth": ("bytes_per_second", bytes_moved(layer, x, task), [2 * x.nbytes / time for time in copy]),
     }
+    row: dict[str, Any] = {"disturbed_bounds": []}
+    for bound, (rate, amount, rates) in bounds.items():
+        row |= {rate: None, f"of_{bound}": None}
+        if rates:
+            row |= spread(rate, rates)
+            row[f"of_{bound}"] = amount / row[rate] / seconds
+            low, high = row[f"{rate}_iqr"]
+            if row[f"of_{bound}"] > 1 or high > WIDEST_QUARTILES * low:
+                row["disturbed_bounds"].append(bound)
+    return row
 
 
 def bytes_moved(layer: SPMLinear, x: Tensor, task: str) -> int:

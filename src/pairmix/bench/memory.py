@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from pairmix.bench.contenders import Build, has_torch_structured
 from pairmix.bench.timing import training_step
 from pairmix.nn import SPMLinear
+
+STEPS = 3
 
 
 def bytes_kept(layer: nn.Module, x: Tensor) -> int:
@@ -37,14 +40,22 @@ def _kept(layer: nn.Module, x: Tensor) -> tuple[dict[int, int], Tensor]:
 
 
 def peak_of_training(build: Build, *shape: int) -> int | None:
-    """By how many bytes building the layer and three training steps raise the peak of a fresh process' memory.
+    """By how many bytes building the layer and `STEPS` training steps raise the peak of a fresh process' memory.
 
     None where the system does not tell.
+
+    Raises:
+        MemoryError: if the system killed that process.
     """
     if sys.platform != "linux":
         return None
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_growth_of_peak, build, shape, torch.get_num_threads()).result()
+        try:
+            return process.submit(_growth_of_peak, build, shape, torch.get_num_threads()).result()
+        except BrokenProcessPool as error:
+            raise MemoryError(
+                f"a process was to do {STEPS} training steps on an input of shape {shape} and was killed"
+            ) from error
 
 
 def _growth_of_peak(build: Build, shape: tuple[int, ...], threads: int) -> int:
@@ -55,7 +66,7 @@ def _growth_of_peak(build: Build, shape: tuple[int, ...], threads: int) -> int:
     x = torch.randn(shape)
     before = _peak()
     step = training_step(build(), x)
-    for _ in range(3):
+    for _ in range(STEPS):
         step()
     return _peak() - before
 

@@ -52,12 +52,14 @@ def _compare(n: int, batch: int, seconds: float) -> list[dict[str, Any]]:
         }
         for name, layer in layers.items()
     }
+    cases = {name: (layer, x) for name, layer in layers.items()}
+    spm = layers[SPM]
+    assert isinstance(spm, SPMLinear)
     for task in TASKS:
-        cases = {name: (layer, x) for name, layer in layers.items()}
-        samples = time_layers(cases, task, seconds / len(TASKS), copy=bounds.copy_of(x))
+        multiply_adds: list[float] = []
+        samples = time_layers(cases, task, seconds / len(TASKS), **bounds.calls(x, multiply_adds))
         for name, row in rows.items():
             row[task] = measured(samples, name, DENSE)
-        spm = layers[SPM]
-        assert isinstance(spm, SPMLinear)
-        rows[SPM][task] |= bounds.reached(spm, x, task, [*samples[SPM].values()], [*samples["copy"].values()])
+        times, copies = ([*samples[name].values()] for name in (SPM, bounds.COPY))
+        rows[SPM][task] |= bounds.reached(spm, x, task, times, copies, multiply_adds)
     return list(rows.values())

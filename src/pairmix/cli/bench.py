@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import torch
 import typer
 from rich.live import Live
 
-from pairmix import ops
+from pairmix import ops, results
 from pairmix.bench import init as bench_init
 from pairmix.bench import modules as bench_modules
 from pairmix.bench import operator as bench_operator
@@ -26,7 +27,7 @@ app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 
 Steps = Annotated[int, typer.Option(min=1, help="Training steps of each student.")]
 Threads = Annotated[str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")]
-Width = Annotated[int, typer.Option(min=1, help="The number of features.")]
+Width = Annotated[int, typer.Option(min=1, max=2**31 - 1, help="The number of features.")]
 
 
 @app.command("init")
@@ -35,10 +36,11 @@ def bench_init_command(
 ) -> None:
     """Which initialisation trains best? (about a quarter of an hour)"""
     config = bench_init.Config(width=width, steps=steps)
-    with progress_bars() as progress:
-        rows = list(progress.track(bench_init.run(config), total=config.runs, description="training"))
-    show(tables.initialisations(rows))
-    save(out / "init", "pairmix bench init", asdict(config), rows, plots.initialisations)
+    with _measuring_for(out):
+        with progress_bars() as progress:
+            rows = list(progress.track(bench_init.run(config), total=config.runs, description="training"))
+        show(tables.initialisations(rows))
+        save(out / "init", results.command_line(), asdict(config), rows, plots.initialisations)
 
 
 OPERATOR_MODES: dict[str, tuple[Any, Callable[[tables.Rows], tables.Table], Callable[[tables.Rows, Path], None]]] = {
@@ -69,8 +71,8 @@ def bench_operator_command(
     modes = [mode for mode, is_set in flags.items() if is_set]
     if len(modes) > 1:
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
-    if batch is not None and batch < 1:
-        raise typer.BadParameter(f"must be at least 1, got {batch}", param_hint="--batch")
+    if batch is not None:
+        _check_sizes("--batch", [batch])
     _check_seconds(seconds)
     name = "-".join(["operator", *modes])
     module, table, plot = OPERATOR_MODES[name]
@@ -84,16 +86,15 @@ def bench_operator_command(
     reason = ops.cpu.why_not(torch.device("cpu"))
     if reason is not None:
         console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
-    rows = _live(module.run(config), table)
-    if name == "operator":
-        show(tables.operator_memory(rows))
-        show(tables.operator_bounds(rows))
-    given = {"widths": widths, "batch": batch, "seconds": seconds, "threads": threads}
-    chosen = [f"--{mode}" for mode in modes] + [
-        f"--{option} {value}" for option, value in given.items() if value is not None
-    ]
-    command = " ".join(["pairmix bench operator", *chosen])
-    save(out / name, command, asdict(config), rows, plot)
+    with _measuring_for(out):
+        rows = _live(module.run(config), table)
+        if name == "operator":
+            show(tables.operator_memory(rows))
+            reached = tables.operator_bounds(rows)
+            show(reached)
+            if tables.is_disturbed(reached):
+                console.print(tables.DISTURBED_NOTE)
+        save(out / name, results.command_line(), asdict(config), rows, plot)
 
 
 @app.command("modules")
@@ -113,11 +114,10 @@ def bench_modules_command(
     numbers = _optional_numbers("--threads", threads)
     if numbers is not None:
         config = replace(config, threads=numbers)
-    rows = _live(bench_modules.run(config), tables.modules)
-    show(tables.modules_memory(rows))
-    given = {"kind": kind and f'"{kind}"', "seconds": seconds, "threads": threads}
-    command = ["pairmix bench modules", *(f"--{name} {value}" for name, value in given.items() if value is not None)]
-    save(out / "modules", " ".join(command), asdict(config), rows, plots.modules)
+    with _measuring_for(out):
+        rows = _live(bench_modules.run(config), tables.modules)
+        show(tables.modules_memory(rows))
+        save(out / "modules", results.command_line(), asdict(config), rows, plots.modules)
 
 
 @app.command("steps")
@@ -126,6 +126,9 @@ def bench_steps_command(
     out: Out = Path("results"),
     seconds: Annotated[float, typer.Option(help="How long to measure each width.")] = bench_steps.Config.seconds,
     threads: Threads = None,
+    keep_memory: Annotated[
+        bool, typer.Option("--keep-memory", help="Keep freed memory in the process, as training with --keep-memory.")
+    ] = False,
 ) -> None:
     """How long is a training step of each experiment? (about ten minutes)"""
     _check_seconds(seconds)
@@ -133,11 +136,20 @@ def bench_steps_command(
     config = bench_steps.Config(seconds=seconds)
     if numbers is not None:
         config = replace(config, threads=numbers)
-    allocator.keep_freed_memory()  # as in training
-    with clear_errors():
+    settings = {"experiment": "steps", "keep_memory": keep_memory, **asdict(config)}
+    if keep_memory:
+        allocator.keep_freed_memory()
+    with _measuring_for(out):
         rows = _live(bench_steps.run(config, data), tables.steps)
-    command = ["pairmix bench steps", f"--seconds {seconds:g}"] + ([] if threads is None else [f"--threads {threads}"])
-    save(out / "steps", " ".join(command), {"experiment": "steps", **asdict(config)}, rows, plots.steps)
+        save(out / "steps", results.command_line(), settings, rows, plots.steps)
+
+
+@contextmanager
+def _measuring_for(out: Path) -> Iterator[None]:
+    """Refuse results that could not be traced to their code; errors, also while measuring, are one sentence."""
+    with clear_errors():
+        results.check_traceable(out)
+        yield
 
 
 def _check_seconds(seconds: float | None) -> None:
@@ -146,13 +158,23 @@ def _check_seconds(seconds: float | None) -> None:
 
 
 def _optional_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else whole_numbers(option, text)
+    if text is None:
+        return None
+    numbers = whole_numbers(option, text)
+    _check_sizes(option, numbers)
+    return numbers
+
+
+def _check_sizes(option: str, sizes: Iterable[int]) -> None:
+    """Not more than the indices of a schedule, which are int32, can count."""
+    for size in sizes:
+        if not 1 <= size < 2**31:
+            raise typer.BadParameter(f"must be in 1..2^31-1, got {size}", param_hint=option)
 
 
 def _config(config: type[Any], options: dict[str, Any], name: str) -> Any:
     for option in options.keys() - {field.name for field in fields(config)}:
-        mode = name.replace("operator-", "--")
-        raise typer.BadParameter(f"{mode} takes none: it has its own", param_hint=f"--{option}")
+        raise typer.BadParameter(f"{name.replace('operator-', '--')} does not accept --{option}")
     try:
         return config(**options)
     except ValueError as error:

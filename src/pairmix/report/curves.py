@@ -104,6 +104,9 @@ def loss(runs: Runs, case: Case, by: str) -> Figure:
     """Validation loss, with the range over seeds, and training loss (thin) by "step" or by "seconds" of training."""
     figure = Figure()
     axes = figure.subplots()
+    if by == "seconds":
+        axes.set_xscale("log")  # before there are lines: those of runs that diverged have no limits to go by
+        axes.xaxis.set_major_formatter("{x:g}")
     for name in _without_variants(runs, [case]):
         ms = step_time(runs, case, name)
         unit = 1.0 if by == "step" or ms is None else ms.value / 1e3
@@ -116,9 +119,6 @@ def loss(runs: Runs, case: Case, by: str) -> Figure:
         mean_line(axes, unit * steps, losses, name, marker=None)
     title = f"{EXPERIMENTS[case.experiment]}, {case_name(case)}: loss by {by}"
     axes.set(xlabel="step" if by == "step" else "seconds of training", ylabel="nats (thin: in training)", title=title)
-    if by == "seconds":
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
     _legend(figure)
     return figure
 

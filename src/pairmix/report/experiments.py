@@ -168,10 +168,15 @@ def learning_rates(by_rate: Mapping[float, Runs]) -> Table:
     several = len(cases) > 1
     lines = []
     for rate, runs in by_rate.items():
-        accuracies = [[run["rows"][-1]["valid_accuracy"] for run in runs.of(case, name)] for case, name in columns]
+        accuracies = [[*map(_last_accuracy, runs.of(case, name))] for case, name in columns]
         lines.append([f"{rate:g}", *(spread(values, unit=100) for values in accuracies)])
     header = [f"{name}, n = {case.width:,}" if several else name for case, name in columns]
     return [["learning rate", *header], *lines]
+
+
+def _last_accuracy(run: Run) -> float:
+    """On validation rows."""
+    return next((row["valid_accuracy"] for row in reversed(run["rows"]) if "valid_accuracy" in row), math.nan)
 
 
 def validated(run: Run) -> dict[int, Run]:

@@ -95,9 +95,11 @@ def _described(together: Sequence[Run]) -> dict[str, str]:
     """The surroundings that these results share, and what else is to be said of them."""
     surroundings = {**together[0].get("machine", {}), **together[0].get("versions", {})}
     finished = sorted(run["finished"][:16].replace("T", " ") for run in together)
+    data = distinct(f"{name} {digest}" for run in together for name, digest in run.get("data", {}).items())
     return {
         **{name.replace("_", " "): str(value) for name, value in surroundings.items()},
         "commits": ", ".join(distinct(run.get("commit") or "an installed package" for run in together)),
+        "data": ", ".join(data) or "-",
         "finished": " to ".join(distinct([finished[0], finished[-1]])) + " UTC",
         "results": f"{len(together):,}",
     }

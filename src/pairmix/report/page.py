@@ -73,13 +73,13 @@ def write(runs: Runs, path: Path, pictures: Path | None = None) -> None:
         commands=notes.commands(runs),
         mark=MARK,
     )
-    with atomic(path) as file:
-        file.write(html.encode())
+    contents = {path: html.encode()}
     if pictures is not None:
         for picture in (picture for part in sections for picture in part.pictures):
-            for form in ("svg", "png"):
-                with atomic(pictures / f"{picture.name}.{form}") as file:
-                    file.write(picture.as_file(form))
+            contents |= {pictures / f"{picture.name}.{form}": picture.as_file(form) for form in ("svg", "png")}
+    for name, content in contents.items():  # all of them are made before the first is written
+        with atomic(name) as file:
+            file.write(content)
 
 
 def section(runs: Runs, experiment: str) -> Section:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pairmix import results
+from pairmix.report import schema
 from pairmix.report.tables import Row, distinct
 
 Run = Mapping[str, Any]
@@ -108,12 +109,12 @@ def collect(paths: Iterable[Path]) -> Runs:
     """Load runs from files, and from folders with all that is below them.
 
     Raises:
-        ValueError: for a path that is not there, a file that is not a result of pairmix, or no finished training run.
+        ValueError: for a path that is not there, a file that is not a result or cannot be reported, or no finished
+            training run.
     """
     paths = list(paths)
     loaded = [_load(path) for path in _files(paths)]
-    known = {*EXPERIMENTS, "steps"}
-    files = [run for run in loaded if run["config"].get("experiment") in known]
+    files = [run for run in loaded if schema.experiment_of(run) is not None]
     training = [run for run in files if run["config"]["experiment"] in EXPERIMENTS]
     finished = [run for run in training if _is_finished(run)]
     if not finished:
@@ -150,21 +151,13 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} is not there")
-        found.update(path.rglob("*.json") if path.is_dir() else [path])
+        found.update(filter(Path.is_file, path.rglob("*.json")) if path.is_dir() else [path])
     return sorted({path.resolve(): path for path in found}.values())
 
 
 def _load(path: Path) -> Run:
-    try:
-        run = results.load(path)
-        experiment = run["config"].get("experiment")
-        needed = {"command", "finished"} | ({"outcome"} if experiment in EXPERIMENTS else set())
-        missing = needed - set(run)
-        if missing:
-            raise ValueError(f"it has no {' and no '.join(sorted(missing))}")
-    except (ValueError, TypeError, AttributeError) as error:
-        reason = str(error).removeprefix(f"{path} is not a result of pairmix: ")
-        raise ValueError(f"{path} is not a result of pairmix: {reason}") from error
+    run = results.load(path)
+    schema.check(run, path)
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ def _modelled(runs: Runs, case: Case) -> Headline:
     ours = [spread(outcomes(many, "valid_bpc")) for many in chosen.values()]
     ours.append("; ".join(f"{many[0]['config']['steps']:,}" if many else "-" for many in chosen.values()))
     histories = {
-        name: [{step: row["valid_bpc"] for step, row in validated(run).items()} for run in many]
+        name: [{step: row["valid_loss"] / math.log(2) for step, row in validated(run).items()} for run in many]
         for name, many in chosen.items()
     }
     gap = _gap_at_equal_step(histories)

@@ -13,6 +13,12 @@ Rows = Sequence[Row]
 Columns = Sequence[tuple[str, Callable[[Row], str]]]
 
 TASKS = {"train": "forward + backward", "inference": "forward"}
+DISTURBED = "disturbed"
+"""In the place of a share of a bound that was measured while other processes were running."""
+DISTURBED_NOTE = (
+    f"{DISTURBED}: SPM seems to be faster than the machine, or the machine was not equally fast all the time; other "
+    "processes must have been running."
+)
 
 
 def initialisations(rows: Rows) -> Table:
@@ -130,8 +136,14 @@ def operator_memory(rows: Rows) -> Table:
 def operator_bounds(rows: Rows) -> Table:
     """How near SPM comes to what the machine could do."""
 
-    def percent(task: str, of: str) -> Callable[[Row], str]:
-        return lambda row: "-" if row[task][of] is None else f"{row[task][of]:.0%}"
+    def share(task: str, bound: str) -> Callable[[Row], str]:
+        def of(row: Row) -> str:
+            if bound in row[task].get("disturbed_bounds", ()):
+                return DISTURBED
+            value = row[task][f"of_{bound}"]
+            return "-" if value is None else f"{value:.0%}"
+
+        return of
 
     return _table(
         [row for row in rows if "of_bandwidth" in row["train"]],
@@ -140,7 +152,7 @@ def operator_bounds(rows: Rows) -> Table:
             ("10^9 multiply-adds/s", lambda row: number(row["train"]["multiply_adds_per_second"], 1e-9)),
             ("copied GB/s", lambda row: number(row["train"]["bytes_per_second"], 1e-9)),
             *(
-                (f"{name}, of the {bound}", percent(task, f"of_{bound}"))
+                (f"{name}, of the {bound}", share(task, bound))
                 for task, name in TASKS.items()
                 for bound in ("arithmetic", "bandwidth")
             ),
@@ -253,9 +265,15 @@ def of_kinds(table: Callable[[Rows], Table], *kinds: str) -> Callable[[Rows], Ta
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown has it."""
+    """The table as Markdown has it, with what a reader must know of it below."""
     header, *lines = table
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *lines])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *lines])
+    return f"{text}\n\n{DISTURBED_NOTE}" if is_disturbed(table) else text
+
+
+def is_disturbed(table: Table) -> bool:
+    """Whether it needs `DISTURBED_NOTE`."""
+    return any(DISTURBED in line for line in table)
 
 
 def _table(rows: Rows, columns: Columns) -> Table:

@@ -35,7 +35,7 @@ def speedup(runs: Runs, case: Case, contender: str) -> Measured | None:
     Both times are of the same kind: in turns, or in training.
     """
     row = runs.steps.get((case._replace(angle_std=None), contender))
-    if row is not None and row.get("speedup") is not None:
+    if row is not None and row.get("speedup") and row.get("speedup_iqr"):
         return Measured(row["speedup"], tuple(row["speedup_iqr"]))
     dense, own = _of_training(runs, case, DENSE), _of_training(runs, case, contender)
     return Measured(dense.value / own.value, None) if dense and own else None
