@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "functional": {"ops", "schedule"},
     "nn": {"functional", "schedule"},
     "files": set(),
-    "results": {"", "files"},  # of pairmix itself only the version
+    "results": {"", "files", "ops"},  # of pairmix itself only the version
     "experiments": {"nn", "functional", "schedule", "results", "files"},
     "report": {"results", "files"},
     "bench": {"experiments", "nn", "functional", "ops", "schedule", "results"},
