@@ -229,7 +229,9 @@ ROUNDINGS = 32
 """How many roundings a result may be off even where plain PyTorch happens to be right."""
 
 
-def assert_agrees(actual: Any, plain: Callable[[torch.dtype], Any], rough: torch.dtype = torch.float32) -> None:
+def assert_agrees(
+    actual: Any, plain: Callable[[torch.dtype], Any], rough: torch.dtype = torch.float32, margin: int = MARGIN
+) -> None:
     """Equal up to rounding to what plain PyTorch computes, of which the operator is only a part.
 
     Where not all is linear, nobody knows beforehand what rounding may do. But it can be seen: `plain` computes the same
@@ -246,8 +248,11 @@ def assert_agrees(actual: Any, plain: Callable[[torch.dtype], Any], rough: torch
         if not expected.numel():
             assert tensor.shape == expected.shape, name
             continue
-        seen = (off[name].double() - expected).abs().max() / torch.finfo(off[name].dtype).eps
-        allowed = torch.finfo(tensor.dtype).eps * (MARGIN * seen + ROUNDINGS * expected.abs().max().clamp_min(1))
+        size = expected.abs().max().clamp_min(1)
+        seen, eps = (off[name].double() - expected).abs().max(), torch.finfo(off[name].dtype).eps
+        assert seen <= eps**0.5 * size, f"{name}: off by {seen} in {off[name].dtype}, which is not rounding"
+        computed = torch.promote_types(tensor.dtype, torch.float32)
+        allowed = margin * torch.finfo(tensor.dtype).eps / eps * seen + ROUNDINGS * torch.finfo(computed).eps * size
         assert_within(tensor, expected, allowed.expand_as(expected), name)
 
 

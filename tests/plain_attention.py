@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import oracle
 import twins
 from pairmix import SPMLinear
 from pairmix.nn.attention import SPMMultiheadAttention
 
 randomised = partial(twins.randomised, std=0.8)
 E, HEADS, L, S, N = 12, 3, 5, 7, 2
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
 ALL_PATTERNS = ["xxx", "xyy", "xxy", "xyz", "xyx"]
 
 
@@ -33,9 +33,9 @@ def dense_parameters(module, prefix=""):
     return {name: parameter for name, parameter in named.items() if parameter is not None}
 
 
-def dense_twin(module):
+def dense_twin(module, dtype):
     """torch's own module of this kind. Its parameters are given in the call."""
-    options = {"dtype": torch.float64, "batch_first": False}
+    options = {"dtype": dtype, "batch_first": False}
     if isinstance(module, nn.TransformerEncoder):
         layer = module.layers[0]
         options |= {"batch_first": layer.self_attn.batch_first, "bias": layer.linear1.bias is not None}
@@ -71,23 +71,20 @@ def assert_is_torchs(module, pattern, tensors, **call):
     masks = {name for name in tensors if len(name) > 1}
     actual = results(module, lambda t: module(*(t[i] for i in pattern), **{m: t[m] for m in masks}, **call), tensors)
 
-    reference = twins.in_float64(module)
-    twin = dense_twin(module)
-    assert set(dense_parameters(reference)) == {name for name, _ in twin.named_parameters()}
-
-    def call_twin(t):
-        arguments = tuple(t[i] for i in pattern), {**{m: t[m] for m in masks}, **call}
-        return functional_call(twin, dense_parameters(reference), *arguments)
-
-    expected = results(
-        reference, call_twin, {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
-    )
-    assert actual.keys() == expected.keys()
     assert len(actual) > len(list(module.parameters()))
-    for name, value in actual.items():
-        assert value.shape == expected[name].shape, name
-        error = (value.double() - expected[name]).abs().max()
-        assert error <= TOLERANCE[value.dtype] * max(1, expected[name].abs().max()), f"{name} is off by {error}"
+
+    def torchs(dtype):
+        reference, twin = twins.plain_copy(module, dtype), dense_twin(module, dtype)
+        assert set(dense_parameters(reference)) == {name for name, _ in twin.named_parameters()}
+
+        def call_twin(t):
+            arguments = tuple(t[i] for i in pattern), {**{m: t[m] for m in masks}, **call}
+            return functional_call(twin, dense_parameters(reference), *arguments)
+
+        converted = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        return results(reference, call_twin, converted)
+
+    oracle.assert_agrees(actual, torchs)
 
 
 def inputs(attention, pattern, batched=True, dtype=torch.float64):
