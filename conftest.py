@@ -1,4 +1,4 @@
-"""The examples in README and docs are tests, random numbers are the same in every run, `--target` chooses the kernels."""
+"""Examples in README and docs are tests, random numbers are the same in every run, `--target` chooses the kernels."""
 
 import random
 
@@ -27,10 +27,14 @@ def _the_same_random_numbers():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--target", help="the instruction set to test; without it, the best one and all others where they differ")
+    """Add `--target`."""
+    parser.addoption(
+        "--target", help="the instruction set to test; without it, the best one and all others where they differ"
+    )
 
 
 def pytest_configure(config):
+    """Run the kernels of `--target`, in every worker."""
     name = config.getoption("--target")
     if name is None:
         return

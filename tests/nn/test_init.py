@@ -12,11 +12,8 @@ BLOCKS = ["general", "rotation"]
 
 
 def rounding_of(layer):
-    """How far from orthogonal rounding may take its rotations: a stage errs by 4 eps of |B| |z|, and |B| is at most sqrt 2.
-
-    The two diagonals err by four more.
-    """
-    return 4 * (2**0.5 * layer.stages + 1) * torch.finfo(layer.d_in.dtype).eps
+    """How far from orthogonal its stages may be, and the two diagonals as if they were one more."""
+    return oracle.rounding_of_rotations(layer.stages + 1, layer.d_in.dtype)
 
 
 @pytest.mark.parametrize("name", init.INITS)

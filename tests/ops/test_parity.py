@@ -171,25 +171,20 @@ def test_unit_vectors_give_the_matrix(block, impl):
     oracle.assert_matches(oracle.dense(arguments).T, answer)
 
 
-def rounding_of_rotations(stages, dtype):
-    """How much of a vector's norm is lost or won at most: a stage errs by 4 eps of |B| |z|, and |B| is at most sqrt 2."""
-    return 4 * 2**0.5 * stages * torch.finfo(dtype).eps
-
-
 def test_rotations_preserve_the_norm(impl):
     x = torch.randn(16, 4096)
     angles = torch.randn(48, 2048)
     y = spm(x, angles, Schedule.butterfly(4096, 48), impl=impl)
     ratio = y.double().norm(dim=1) / x.double().norm(dim=1)
-    assert (ratio - 1).abs().max() <= rounding_of_rotations(48, torch.float32)
+    assert (ratio - 1).abs().max() <= oracle.rounding_of_rotations(48, torch.float32)
 
 
 @pytest.mark.parametrize("n", [64, 97, 200])
 def test_the_operator_norm_of_rotations_is_one(n, impl):
     angles = torch.randn(20, n // 2, dtype=torch.float64)
     matrix = spm(torch.eye(n, dtype=torch.float64), angles, Schedule.random(n, 20), impl=impl)
-    of_svd = n * torch.finfo(torch.float64).eps
-    assert (torch.linalg.svdvals(matrix) - 1).abs().max() <= rounding_of_rotations(20, torch.float64) + of_svd
+    allowed = oracle.rounding_of_rotations(20, torch.float64) + n * torch.finfo(torch.float64).eps  # and of the SVD
+    assert (torch.linalg.svdvals(matrix) - 1).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("block", BLOCKS)
