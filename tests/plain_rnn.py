@@ -7,6 +7,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
 
+import oracle
 import twins
 from pairmix import SPMGRU, SPMLSTM, SPMRNN, SPMGRUCell, SPMLSTMCell, SPMRNNCell
 
@@ -34,7 +35,6 @@ TORCHS_CELLS = {
     "gru_reset_after": nn.GRUCell,
     "lstm": nn.LSTMCell,
 }
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
 T, B, I, H = 4, 3, 5, 6
 LENGTHS = [2, 4, 1]
 
@@ -85,7 +85,7 @@ def plain_network(module, sequences, states):
     for number, suffix in enumerate(suffixes(module)):
         ih, hh = getattr(module, f"ih{suffix}"), getattr(module, f"hh{suffix}")
         W, U = (layer.to_dense().chunk(module.gates) for layer in (ih, hh))
-        b, c = (torch.zeros(module.gates, module.hidden_size) if m.bias is None else m.bias for m in (ih, hh))
+        b, c = (W[0].new_zeros(module.gates, module.hidden_size) if m.bias is None else m.bias for m in (ih, hh))
         is_reverse = suffix.endswith("_reverse")
         if not is_reverse:
             below, sequences = sequences, [[] for _ in sequences]
@@ -123,15 +123,6 @@ def answers(module, call, tensors):
     return {**dict(enumerate(outputs)), **dict(zip(wanted, gradients, strict=True))}
 
 
-def assert_same(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, value in actual.items():
-        assert value.shape == expected[name].shape, name
-        if value.numel():
-            error = (value.double() - expected[name]).abs().max()
-            assert error <= TOLERANCE[value.dtype] * max(1, expected[name].abs().max()), f"{name} is off by {error}"
-
-
 class Case:
     """A network and an input of some form: `"padded"`, `"unbatched"`, `"packed"` or `"packed and sorted"`."""
 
@@ -161,26 +152,26 @@ class Case:
         network = self.network if network is None else network
         return answers(self.network, lambda tensors: flat(network(*self.arguments(tensors))), self.tensors)
 
-    def torchs(self):
+    def torchs(self, dtype=torch.float64):
         """What torch's own network does with the dense matrices."""
-        ours, reference = self.network, twins.in_float64(self.network)
+        ours, reference = self.network, twins.plain_copy(self.network, dtype)
         options = {"bias": ours.bias, "batch_first": ours.batch_first, "bidirectional": ours.bidirectional}
-        options |= {"num_layers": ours.num_layers, "dropout": ours.dropout, "dtype": torch.float64}
+        options |= {"num_layers": ours.num_layers, "dropout": ours.dropout, "dtype": dtype}
         twin = TORCHS[ours.cell](ours.input_size, ours.hidden_size, **options).train(ours.training)
         assert set(dense_parameters(reference)) == {name for name, _ in twin.named_parameters()}
 
         def call(tensors):
             return flat(functional_call(twin, dense_parameters(reference), self.arguments(tensors)))
 
-        return answers(reference, call, {name: tensor.double() for name, tensor in self.tensors.items()})
+        return answers(reference, call, {name: tensor.to(dtype) for name, tensor in self.tensors.items()})
 
-    def plain(self):
+    def plain(self, dtype=torch.float64):
         """What a loop over single sequences does with the dense matrices."""
-        reference = twins.in_float64(self.network)
+        reference = twins.plain_copy(self.network, dtype)
 
         def call(tensors):
             states = [tensors[name] for name in self.states]
-            states = states or [torch.zeros(self.shape, dtype=torch.float64) for _ in reference.states]
+            states = states or [torch.zeros(self.shape, dtype=dtype) for _ in reference.states]
             outputs, states = plain_network(reference, self.sequences(tensors), states)
             if self.form == "unbatched":
                 return [outputs[0], *(state[:, 0] for state in states)]
@@ -188,12 +179,12 @@ class Case:
                 return [pad_sequence(outputs, batch_first=reference.batch_first), *states]
             return [pack_sequence(outputs, enforce_sorted=False).data, *states]
 
-        return answers(reference, call, {name: tensor.double() for name, tensor in self.tensors.items()})
+        return answers(reference, call, {name: tensor.to(dtype) for name, tensor in self.tensors.items()})
 
     def check(self):
         actual = self.actual()
         assert all(value.dtype == next(self.network.parameters()).dtype for value in actual.values())
-        assert_same(actual, self.torchs() if self.network.cell in TORCHS else self.plain())
+        oracle.assert_agrees(actual, self.torchs if self.network.cell in TORCHS else self.plain)
 
 
 def network_of(cell, input_size=I, hidden_size=H, dtype=torch.float64, **options):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import oracle
 from pairmix import Schedule, SPMLinear, ops
 from pairmix.functional import choose_impl, spm
 from pairmix.ops import reference
@@ -72,9 +73,8 @@ def test_an_impl_asked_for_by_name_never_falls_back(monkeypatch):
 
 
 def test_float16():
-    x = torch.randn(3, 8).half()
-    angles = torch.randn(3, 4).half()
-    y = spm(x, angles, Schedule.butterfly(8))
-    expected = spm(x.double(), angles.double(), Schedule.butterfly(8))
+    arguments = oracle.random_arguments(Schedule.butterfly(8), "rotation", dtype=torch.float16)
+    arguments.d_in = arguments.d_out = arguments.bias = None
+    y = spm(arguments.x, arguments.blocks, arguments.schedule)
     assert y.dtype == torch.float16
-    torch.testing.assert_close(y.double(), expected, atol=0, rtol=1e-3)
+    oracle.assert_matches(y, oracle.answers(arguments, torch.ones_like(y))["output"])

@@ -1,4 +1,4 @@
-"""Modules that are compared with torch's own, in float64 and with random parameters."""
+"""Modules that are compared with torch's own, with random parameters."""
 
 import copy
 
@@ -14,9 +14,9 @@ def randomised(module, std):
     return module
 
 
-def in_float64(module):
+def plain_copy(module, dtype):
     """A copy whose operators are computed by the reference."""
-    copied = copy.deepcopy(module).double()
+    copied = copy.deepcopy(module).to(dtype)
     for layer in copied.modules():
         if isinstance(layer, SPMLinear):
             layer.impl = "reference"

@@ -4,18 +4,26 @@ from functools import partial
 import pytest
 import torch
 
+import oracle
 from pairmix import SPMLinear
 from pairmix.nn import init
 
 BLOCKS = ["general", "rotation"]
 
 
+def rounding_of(layer):
+    """How far from orthogonal its stages may be, and the two diagonals as if they were one more."""
+    return oracle.rounding_of_rotations(layer.stages + 1, layer.d_in.dtype)
+
+
 @pytest.mark.parametrize("name", init.INITS)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("n", [1, 2, 31, 64])
 def test_square_layers_start_orthogonal(name, block, n):
-    matrix = SPMLinear(n, n, block=block, init=name, dtype=torch.float64).to_dense()
-    torch.testing.assert_close(matrix @ matrix.T, torch.eye(n, dtype=torch.float64))
+    layer = SPMLinear(n, n, block=block, init=name, dtype=torch.float64)
+    matrix = layer.to_dense()
+    allowed = 2 * rounding_of(layer) + n * torch.finfo(torch.float64).eps
+    assert (matrix @ matrix.T - torch.eye(n)).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("name", init.INITS)
@@ -24,18 +32,20 @@ def test_variance_is_kept(name, in_features, out_features):
     torch.manual_seed(0)
     layer = SPMLinear(in_features, out_features, init=name)
     # the mean over outputs of their variance for x of unit variance, exactly
-    variance = layer.to_dense().square().sum() / out_features
-    torch.testing.assert_close(variance, torch.tensor(1.0), atol=1e-4, rtol=0)
+    variance = layer.to_dense().double().square().sum() / out_features
+    assert abs(variance - 1) <= 2 * rounding_of(layer)
 
 
 def test_every_folded_output_has_the_same_variance():
-    matrix = SPMLinear(512, 7, init="identity").to_dense()
-    torch.testing.assert_close(matrix.square().sum(1), torch.ones(7))
+    layer = SPMLinear(512, 7, init="identity")
+    variances = layer.to_dense().double().square().sum(1)
+    assert (variances - 1).abs().max() <= 2 * rounding_of(layer)
 
 
 def test_hadamard_has_equal_magnitudes():
-    matrix = SPMLinear(16, 16, init="hadamard").to_dense()
-    torch.testing.assert_close(matrix.abs(), torch.full((16, 16), 0.25))
+    layer = SPMLinear(16, 16, init="hadamard")
+    matrix = layer.to_dense()
+    assert (matrix.abs() - 0.25).abs().max() <= rounding_of(layer)
     assert (matrix < 0).any()
 
 
@@ -53,11 +63,12 @@ def test_random_rotations_cover_the_circle():
 
 
 def test_both_blocks_start_as_the_same_matrix():
-    matrices = []
+    layers = []
     for block in BLOCKS:
         torch.manual_seed(3)
-        matrices.append(SPMLinear(12, 12, block=block).to_dense())
-    torch.testing.assert_close(*matrices)
+        layers.append(SPMLinear(12, 12, block=block))
+    general, rotation = layers
+    oracle.assert_matches(general.to_dense(), oracle.dense_answer(rotation))
 
 
 def test_a_function_of_ones_own():

@@ -29,12 +29,11 @@ def randomised(*args, **kwargs):
 def test_to_dense_is_the_layer(in_features, out_features, block, residual, bias):
     layer = randomised(in_features, out_features, bias, block=block, residual=residual, dtype=torch.float64)
     x = torch.randn(4, in_features, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.to_dense(), layer.bias))
-    definition = oracle.Arguments(
-        x, layer.coeffs if block == "general" else layer.angles, layer.d_in, layer.d_out, None, layer.residual_scale,
-        schedule=layer.schedule, out_features=out_features,
-    )  # fmt: skip
-    torch.testing.assert_close(layer.to_dense(), oracle.dense(definition))
+    answer = oracle.answers(oracle.of_layer(layer, x), torch.ones(4, out_features))["output"]
+    oracle.assert_matches(layer(x), answer)
+    oracle.assert_matches(layer.to_dense(), oracle.dense_answer(layer))
+    answer.roundings += in_features  # of the product with the matrix
+    oracle.assert_matches(nn.functional.linear(x, layer.to_dense(), layer.bias), answer)
 
 
 def test_to_dense_is_differentiable():
@@ -146,9 +145,11 @@ def test_copies():
 def test_dtype_and_device_move():
     layer = randomised(9, 9)
     x = torch.randn(3, 9, dtype=torch.float64)
-    expected = layer(x.float())
+    x = x.float().double()
+    answer = oracle.answers(oracle.of_layer(layer, x), torch.ones(3, 9))["output"]
+    oracle.assert_matches(layer(x.float()), answer)
     assert layer.to(torch.float64)(x).dtype == torch.float64
-    torch.testing.assert_close(layer(x), expected.double(), atol=1e-5, rtol=1e-4)
+    oracle.assert_matches(layer(x), answer)
     assert layer.half()(x.half()).dtype == torch.float16
     assert layer.to("meta")(x.half().to("meta")).device.type == "meta"
 

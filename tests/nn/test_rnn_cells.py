@@ -1,10 +1,29 @@
 """Single cells are one step of the networks, and of torch's own cells."""
 
+from itertools import product
+
 import pytest
 import torch
 
+import oracle
+import twins
 from pairmix import SPMGRUCell, SPMLSTMCell, SPMRNNCell
-from plain_rnn import CELLS, NETWORKS, TORCHS_CELLS, B, H, I, T, dense_parameters, flat, randomised
+from plain_rnn import CELLS, NETWORKS, TORCHS_CELLS, B, H, I, T, dense_parameters, randomised
+
+
+def as_cell(network):
+    """A single step of it, called like a cell."""
+
+    def step(x, hx=None):
+        _, states = network(x[None], each(lambda state: state[None], hx))
+        return each(lambda state: state[0], states)
+
+    return step
+
+
+def each(f, states):
+    """Of h, of (h, c), or of None."""
+    return tuple(map(f, states)) if isinstance(states, tuple) else None if states is None else f(states)
 
 
 class TestCells:
@@ -12,45 +31,48 @@ class TestCells:
     @pytest.mark.parametrize("sizes", [(I, H), (7, 1), (2, 13)])
     def test_one_step(self, cell, sizes, bias):
         single = randomised(CELLS[cell](*sizes, bias, dtype=torch.float64))
-        network = NETWORKS[cell](*sizes, bias=bias, dtype=torch.float64)
-        network.ih_l0.load_state_dict(single.ih.state_dict())
-        network.hh_l0.load_state_dict(single.hh.state_dict())
+
+        def network(dtype):
+            network, plain = NETWORKS[cell](*sizes, bias=bias), twins.plain_copy(single, dtype)
+            network.ih_l0, network.hh_l0 = plain.ih, plain.hh
+            return as_cell(network)
+
+        def torchs(dtype):
+            twin = TORCHS_CELLS[cell](*sizes, bias, dtype=dtype)
+            twin.load_state_dict(dense_parameters(twins.plain_copy(single, dtype)))
+            return twin
+
         x = torch.randn(B, sizes[0], dtype=torch.float64)
-        states = [torch.randn(B, sizes[1], dtype=torch.float64) for _ in single.states]
-        given = [tuple(states) if cell == "lstm" else states[0]]
-        many = [tuple(s[None] for s in states) if cell == "lstm" else states[0][None]]
+        states = tuple(torch.randn(B, sizes[1], dtype=torch.float64) for _ in single.states)
+        hx = states if cell == "lstm" else states[0]
+        first = each(lambda state: state[0], hx)
+        calls = [(x, hx), (x, None), (x[0], first), (x[0], None)]
+        for (x, hx), twin in product(calls, (network, torchs) if cell in TORCHS_CELLS else (network,)):
 
-        def of(module, *arguments):
-            found = module(*arguments)
-            return list(found) if cell == "lstm" else [found]
+            def plain(dtype, x=x, hx=hx, twin=twin):
+                return twin(dtype)(x.to(dtype), each(lambda state: state.to(dtype), hx))
 
-        for hx, hxs in ((given, many), ([], [])):
-            actual = of(single, x, *hx)
-            _, *expected = flat(network(x[None], *hxs))
-            torch.testing.assert_close(actual, [state[0] for state in expected])
-            one = [tuple(s[0] for s in h) if cell == "lstm" else h[0] for h in hx]
-            torch.testing.assert_close(of(single, x[0], *one), [state[0] for state in actual])
-            if cell in TORCHS_CELLS:
-                twin = TORCHS_CELLS[cell](*sizes, bias, dtype=torch.float64)
-                twin.load_state_dict(dense_parameters(single))
-                torch.testing.assert_close(actual, of(twin, x, *hx))
-                torch.testing.assert_close(of(single, x[0], *one), of(twin, x[0], *one))
+            oracle.assert_agrees(single(x, hx), plain)
 
     def test_steps_by_hand_are_the_network(self, cell):
         """With the gradients of everything."""
         single = randomised(CELLS[cell](I, H, dtype=torch.float64))
-        network = NETWORKS[cell](I, H, dtype=torch.float64)
-        network.ih_l0, network.hh_l0 = single.ih, single.hh
         x = torch.randn(T, B, I, dtype=torch.float64, requires_grad=True)
         hx, outputs = None, []
         for row in x:
             hx = single(row, hx)
             outputs.append(hx[0] if cell == "lstm" else hx)
-        y = network(x)[0]
-        torch.testing.assert_close(torch.stack(outputs), y)
-        inputs = [x, *single.parameters()]
-        actual, expected = (torch.autograd.grad(o.sin().sum(), inputs) for o in (torch.stack(outputs), y))
-        torch.testing.assert_close(actual, expected)
+
+        def with_gradients(y, *inputs):
+            return y, torch.autograd.grad(y.sin().sum(), inputs)
+
+        def plain(dtype):
+            network, cell_of_it = NETWORKS[cell](I, H), twins.plain_copy(single, dtype)
+            network.ih_l0, network.hh_l0 = cell_of_it.ih, cell_of_it.hh
+            x_here = x.detach().to(dtype).requires_grad_()
+            return with_gradients(network(x_here)[0], x_here, *cell_of_it.parameters())
+
+        oracle.assert_agrees(with_gradients(torch.stack(outputs), x, *single.parameters()), plain)
 
     def test_bad_input(self):
         for x in (torch.zeros(B, I + 1), torch.zeros(1, B, I), torch.zeros(I + 1), torch.tensor(1.0)):

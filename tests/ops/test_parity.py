@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from itertools import product
 
@@ -12,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from pairmix import Schedule, _kernels
+from kernels import running
+from pairmix import Schedule
 from pairmix.functional import spm
 
 BLOCKS = ["general", "rotation"]
@@ -29,27 +29,7 @@ SCHEDULES = {
 RECTANGLES = [(1, 8), (8, 1), (1, 7), (7, 1), (3, 7), (7, 3), (4, 12), (12, 4), (5, 64), (64, 5), (97, 100), (100, 97)]
 
 
-# The compiled kernels once for every instruction set that this machine can run.
-BUILDS = ["reference", *(f"cpu {target}" for target in _kernels.targets())]
-
-
-@contextmanager
-def using(build):
-    """The impl's name, with the kernels of this build in use."""
-    impl, _, target = build.partition(" ")
-    before = _kernels.target()
-    _kernels.use_target(target or before)
-    yield impl
-    _kernels.use_target(before)
-
-
-@pytest.fixture(params=BUILDS)
-def impl(request):
-    with using(request.param) as name:
-        yield name
-
-
-def check(arguments, impl):
+def check(arguments, impl, grad=None):
     """Compare the output and every gradient with the oracle."""
     y = spm(
         arguments.x,
@@ -62,12 +42,12 @@ def check(arguments, impl):
         out_features=arguments.out_features,
         impl=impl,
     )
-    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    if grad is None:
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
     answers = oracle.answers(arguments, grad)
-    operations = 4 * arguments.schedule.stages + y.shape[:-1].numel() + 4
     for name, actual in {"output": y.detach(), **oracle.gradients(y, arguments, grad)}.items():
         assert actual.dtype == (arguments.x.dtype if name == "output" else getattr(arguments, name).dtype)
-        oracle.assert_matches(actual, answers[name], operations, name)
+        oracle.assert_matches(actual, answers[name], name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -136,12 +116,9 @@ def test_memory_layouts_of_x(block, dtype, impl):
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_gradient_that_is_expanded_or_strided(block, impl):
     arguments = oracle.random_arguments(Schedule.butterfly(6), block)
-    y = spm(arguments.x, arguments.blocks, arguments.schedule, impl=impl)
-    inputs = [arguments.x, arguments.blocks]
-    for grad in (torch.ones(1, 1, dtype=torch.float64).expand(5, 6), torch.ones(6, 10, dtype=torch.float64)[:, ::2].T):
-        expected = torch.autograd.grad(y, inputs, grad.contiguous(), retain_graph=True)
-        actual = torch.autograd.grad(y, inputs, grad, retain_graph=True)
-        torch.testing.assert_close(actual, expected)
+    values = torch.randn(6, 10, dtype=torch.float64)
+    for grad in (values[:1, :1].expand(5, 6), values[:1, :6].expand(5, 6), values[:, ::2].T):
+        check(arguments, impl, grad)
 
 
 def test_without_optional_arguments(impl):
@@ -175,24 +152,23 @@ def layers(draw):
     )
 
 
-@settings(max_examples=200, deadline=None)
-@given(layers())
-def test_random_matchings(arguments):
-    for build in BUILDS:
-        with using(build) as impl:
-            check(arguments, impl)
+@settings(max_examples=200)
+@given(arguments=layers())
+def test_random_matchings(targets, arguments):
+    check(arguments, "reference")
+    for target in targets:
+        with running(target):
+            check(arguments, "cpu")
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_definition_multiplied_out(block, impl):
+def test_unit_vectors_give_the_matrix(block, impl):
     arguments = oracle.random_arguments(Schedule.random(31, 6), block, in_features=12, out_features=31)
-    arguments.bias = None
-    unit_vectors = torch.eye(12, dtype=torch.float64)
-    a = arguments
-    rows = spm(
-        unit_vectors, a.blocks, a.schedule, d_in=a.d_in, d_out=a.d_out, residual_scale=a.residual_scale, impl=impl
-    )
-    torch.testing.assert_close(rows.T, oracle.dense(arguments))
+    arguments.x, arguments.bias = torch.eye(12, dtype=torch.float64, requires_grad=True), None
+    check(arguments, impl)
+    answer = oracle.answers(arguments, torch.ones(12, 31))["output"]
+    answer.roundings += 31  # of the products of matrices
+    oracle.assert_matches(oracle.dense(arguments).T, answer)
 
 
 def test_rotations_preserve_the_norm(impl):
@@ -200,15 +176,15 @@ def test_rotations_preserve_the_norm(impl):
     angles = torch.randn(48, 2048)
     y = spm(x, angles, Schedule.butterfly(4096, 48), impl=impl)
     ratio = y.double().norm(dim=1) / x.double().norm(dim=1)
-    assert (ratio - 1).abs().max() < 1e-6
+    assert (ratio - 1).abs().max() <= oracle.rounding_of_rotations(48, torch.float32)
 
 
 @pytest.mark.parametrize("n", [64, 97, 200])
 def test_the_operator_norm_of_rotations_is_one(n, impl):
     angles = torch.randn(20, n // 2, dtype=torch.float64)
     matrix = spm(torch.eye(n, dtype=torch.float64), angles, Schedule.random(n, 20), impl=impl)
-    singular_values = torch.linalg.svdvals(matrix)
-    torch.testing.assert_close(singular_values, torch.ones(n, dtype=torch.float64))
+    allowed = oracle.rounding_of_rotations(20, torch.float64) + n * torch.finfo(torch.float64).eps  # and of the SVD
+    assert (torch.linalg.svdvals(matrix) - 1).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -217,25 +193,22 @@ def test_the_operator_norm_of_rotations_is_one(n, impl):
 def test_several_maps_of_one_input(sizes, dtype, block, impl):
     schedule, (in_features, out_features) = Schedule.butterfly(max(sizes)), sizes
     make = partial(oracle.random_arguments, schedule, block, in_features=in_features, out_features=out_features)
-    singles = [make(leading=(2, 5), dtype=dtype, seed=seed).tensors for seed in range(3)]
-    x = singles[0]["x"]
-    for one in singles:
-        del one["x"]
-    together = {name: torch.stack([one[name] for one in singles]).detach().requires_grad_() for name in singles[0]}
+    singles = [make(leading=(2, 5), dtype=dtype, seed=seed) for seed in range(3)]
+    x = singles[0].x
+    for single in singles:
+        single.x = x
+    grads = [torch.randn(2, 5, out_features).to(dtype) for _ in singles]
+    answers = [oracle.answers(single, grad) for single, grad in zip(singles, grads, strict=True)]
 
-    def output(tensors, maps=None):
-        blocks, *rest = tensors.values()
-        rest = dict(zip(list(tensors)[1:], rest, strict=True))
-        return spm(x, blocks, schedule, **rest, out_features=out_features, maps=maps, impl=impl)
-
-    outputs, y = [output(one) for one in singles], output(together, maps=3)
-    torch.testing.assert_close(y, torch.cat(outputs, dim=-1))
-    grads = torch.randn_like(y).chunk(3, dim=-1)
+    blocks, *rest = names = [name for name in singles[0].tensors if name != "x"]
+    together = {name: torch.stack([s.tensors[name] for s in singles]).detach().requires_grad_() for name in names}
+    options = {name: together[name] for name in rest}
+    y = spm(x, together[blocks], schedule, **options, out_features=out_features, maps=3, impl=impl)
     of_x, *of_parameters = torch.autograd.grad(y, [x, *together.values()], torch.cat(grads, dim=-1))
-    apart = [
-        torch.autograd.grad(*it) for it in zip(outputs, ([x, *one.values()] for one in singles), grads, strict=True)
-    ]
-    parts = torch.stack([gradients[0] for gradients in apart]).double()  # rounded once each, and so are their sums
-    assert ((of_x - parts.sum(0)).abs() <= 4 * torch.finfo(dtype).eps * parts.abs().sum(0)).all()
-    for k, gradient in enumerate(of_parameters, 1):
-        torch.testing.assert_close(gradient, torch.stack([gradients[k] for gradients in apart]))
+
+    first, *others = (answer["x"] for answer in answers)
+    oracle.assert_matches(of_x, sum(others, first), "x")
+    for k, answer in enumerate(answers):
+        oracle.assert_matches(y.chunk(3, dim=-1)[k], answer["output"])
+        for name, gradient in zip(names, of_parameters, strict=True):
+            oracle.assert_matches(gradient[k], answer[name], name)
