@@ -28,7 +28,7 @@ def call(arguments, impl, *tensors):
 
 def plain_call(arguments, x, blocks, *rest):
     """The same, by the reference alone: torch differentiates its stages."""
-    return reference.forward(x, blocks, arguments.schedule.order, *rest, arguments.out_features)
+    return reference.forward(x, blocks, arguments.schedule.order_on(CPU), *rest, arguments.out_features)
 
 
 def double_arguments(block, n=5, **kwargs):

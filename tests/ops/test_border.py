@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import oracle
 from pairmix import Schedule, SPMLinear
 from pairmix.functional import recurrence, spm
 
@@ -55,48 +56,61 @@ def test_infinity_reaches_what_depends_on_it_and_nothing_else(n, stages, block, 
             assert got[name].isfinite().equal(expected[name].isfinite()), name
 
 
+def assert_right_where_the_reference_is(x, arguments, schedule, grad):
+    """Within the bounds of the oracle; but what has no place in float32 may overflow or vanish, as in the reference."""
+    case = oracle.Arguments(x, **arguments, schedule=schedule, out_features=schedule.n)
+    answers = oracle.answers(case, grad)
+    expected, got = (output_and_gradients(x, arguments, schedule, grad, impl) for impl in ("reference", "cpu"))
+    compared = 0
+    for name, answer in answers.items():
+        limits = torch.finfo(torch.float32)
+        allowed = answer.roundings * (limits.eps * answer.magnitude).clamp_min(limits.smallest_normal)
+        is_right = (expected[name].double() - answer.value).abs() <= allowed
+        compared += bool(is_right.any())
+        oracle.assert_within(torch.where(is_right, got[name].double(), answer.value), answer.value, allowed, name)
+    assert compared >= 3, "the reference is hardly ever right"
+
+
 @pytest.mark.parametrize("block", ["general", "rotation"])
 @pytest.mark.parametrize("n", [4, 7, 64])
-def test_diagonals_neither_overflow_nor_vanish_in_the_coefficients(n, block, target):
+@pytest.mark.parametrize("large", [1e25, 1e-25])
+def test_diagonals_neither_overflow_nor_vanish_in_the_coefficients(large, n, block, target):
     """The products of diagonals and coefficients have no place in float32; what they do to x has."""
     schedule = Schedule.butterfly(n)
-    for large in (1e25, 1e-25):
-        arguments = layer_arguments(n, schedule.stages, block, seed=n)
-        arguments["d_in"] *= large
-        if block == "general":
-            arguments["blocks"][0] *= large
-        arguments["d_out"] /= large
-        arguments["bias"] = None
-        x, grad = torch.full((20, n), 1 / large), torch.full((20, n), 1.0)
-        expected = output_and_gradients(x, arguments, schedule, grad, "reference")
-        got = output_and_gradients(x, arguments, schedule, grad, "cpu")
-        assert expected["output"].isfinite().all()
-        assert (expected["output"] != 0).all()
-        for name in expected:
-            torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=0, equal_nan=True, msg=name)
+    arguments = layer_arguments(n, schedule.stages, block, seed=n)
+    arguments["d_in"] *= large
+    arguments["d_out"] /= large
+    if block == "general":
+        arguments["blocks"][0] *= large
+        arguments["blocks"][1] /= large
+    assert_right_where_the_reference_is(torch.full((20, n), 1 / large), arguments, schedule, torch.ones(20, n))
 
 
 def test_gradients_that_only_the_diagonals_keep_finite(target):
-    n, schedule = 8, Schedule.butterfly(8)
-    arguments = layer_arguments(n, 3, "general", seed=0)
+    schedule = Schedule.butterfly(8)
+    arguments = layer_arguments(8, schedule.stages, "general", seed=0)
     arguments["d_in"] *= 1e-20
     arguments["d_out"] *= 1e-20
-    x, grad = torch.full((20, n), 1e22), torch.full((20, n), 1e22)
-    for adds in (1, 2):  # gradients of x of several maps are added up, once each
-        several = {
-            name: None if value is None else torch.stack([value] * adds)
-            for name, value in arguments.items()
-            if name != "residual_scale"
-        }
-        results = {}
-        for impl in ("reference", "cpu"):
-            leaves = {name: value.clone().requires_grad_() for name, value in several.items()}
-            leaf = x.clone().requires_grad_()
-            y = spm(leaf, schedule=schedule, maps=adds, impl=impl, **leaves)
-            results[impl] = torch.autograd.grad(y, [leaf, *leaves.values()], grad.repeat(1, adds))
-        for got, expected in zip(results["cpu"], results["reference"], strict=True):
-            assert expected.isfinite().all()
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
+    assert_right_where_the_reference_is(torch.full((20, 8), 1e22), arguments, schedule, torch.full((20, 8), 1e22))
+
+
+def test_gradients_of_x_are_added_up_once_for_each_map(target):
+    """Also where those of the parameters have to be computed a second time."""
+    schedule = Schedule.butterfly(8)
+    arguments = layer_arguments(8, schedule.stages, "general", seed=0)
+    arguments["d_in"] *= 1e-20
+    arguments["d_out"] *= 1e-20
+    del arguments["residual_scale"]
+    x, grad = torch.full((20, 8), 1e22), torch.full((20, 8), 1e22)
+
+    def gradient_of_x(maps):
+        leaf = x.clone().requires_grad_()
+        several = {name: torch.stack([value] * maps).requires_grad_() for name, value in arguments.items()}
+        spm(leaf, schedule=schedule, maps=maps, impl="cpu", **several).backward(grad.repeat(1, maps))
+        assert all(value.grad.isfinite().all() for name, value in several.items() if name != "bias")
+        return leaf.grad
+
+    assert gradient_of_x(2).equal(2 * gradient_of_x(1))
 
 
 def test_diagonals_at_the_edge_in_a_recurrence(target):
@@ -196,14 +210,15 @@ spm(torch.ones(3, 2), angles, schedule).sum().backward()
 
 
 @pytest.mark.parametrize("name", ["blocks", "d_in", "d_out", "bias", "residual_scale"])
-@pytest.mark.parametrize("number", [INF, float("nan"), 1e-45])
-def test_a_parameter_that_is_hardly_a_number(name, number, target):
-    for n, block in ((7, "general"), (7, "rotation"), (15, "general")):
-        schedule = Schedule.butterfly(n)
-        arguments = layer_arguments(n, schedule.stages, block, seed=n)
+@pytest.mark.parametrize(("n", "block"), [(7, "general"), (7, "rotation"), (15, "general")])
+def test_a_parameter_that_is_hardly_a_number(n, block, name, target):
+    schedule = Schedule.butterfly(n)
+    arguments = layer_arguments(n, schedule.stages, block, seed=n)
+    x, grad = torch.ones(2, 20, n)
+    arguments[name].view(-1)[0] = 1e-45
+    assert_right_where_the_reference_is(x, arguments, schedule, grad)
+    for number in (INF, float("nan")):
         arguments[name].view(-1)[0] = number
-        x, grad = torch.ones(2, 20, n)
-        expected = output_and_gradients(x, arguments, schedule, grad, "reference")
-        got = output_and_gradients(x, arguments, schedule, grad, "cpu")
+        expected, got = (output_and_gradients(x, arguments, schedule, grad, impl) for impl in ("reference", "cpu"))
         for each in expected:
-            torch.testing.assert_close(got[each], expected[each], rtol=1e-5, atol=1e-30, equal_nan=True, msg=each)
+            assert got[each].isfinite().equal(expected[each].isfinite()), (number, each)

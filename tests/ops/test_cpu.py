@@ -253,7 +253,7 @@ def test_cosines_and_sines_of_all_angles(dtype, target):
     """To the two roundings that the oracle counts for them."""
     angles = torch.cat([NEAR, FAR]).to(dtype)
     schedule = Schedule.butterfly(2 * len(angles), 1)
-    firsts, seconds = schedule.order[0].long().chunk(2)
+    firsts, seconds = schedule.order_on(CPU)[0].long().chunk(2)
     x = torch.zeros(2 * len(angles), dtype=dtype)
     x[firsts] = 1
     y = spm(x, angles[None], schedule, impl="cpu").double()

@@ -8,7 +8,8 @@
 // a is the residual scale.
 //
 // A product of a coefficient and a diagonal may be too large or too small for its type where what it is multiplied with would
-// make up for that. `is_exact` tells; the diagonals then have to be stages of their own, which a plan can have.
+// make up for that, and so may its gradient. `is_exact` tells; the diagonals then have to be stages of their own, which a plan
+// can have.
 //
 // For a few rows packing would take longer than all the rest, so most stages are then read from where the parameters are.
 #pragma once
@@ -66,6 +67,8 @@ class Coeffs {
     std::fill(ones_, ones_ + plan_.even(), T(1));
     pad(given_.d_in, d_in_);
     pad(given_.d_out, d_out_);
+    is_moderate_ = plan_.scales_apart() || (is_moderate(d_in_) && is_moderate(d_out_));
+    if (!is_moderate_) return;
     const T* angles = static_cast<const T*>(given_.blocks);
     if (rotation_)
       for (int64_t l = 0, pairs = plan_.pairs(); l < plan_.given_stages(); ++l)
@@ -86,9 +89,11 @@ class Coeffs {
     }
   }
 
-  // Whether no product with a diagonal was rounded to zero, to infinity, or to a number of fewer digits.
+  // Whether the diagonals are moderate, and no product with them was rounded to zero, to infinity, or to a number of fewer
+  // digits.
   bool is_exact() const {
     if (plan_.scales_apart()) return true;  // there are none
+    if (!is_moderate_) return false;
     for (int lane = 0; lane < kLanes; ++lane)
       if (lost_[lane]) return false;
     return true;
@@ -125,6 +130,17 @@ class Coeffs {
   void pad(const void* diagonal, T* to) const {
     std::fill(to, to + plan_.even(), T(1));
     if (diagonal) std::copy_n(static_cast<const T*>(diagonal), plan_.n(), to);
+  }
+
+  // Whether what is multiplied with a diagonal hardly moves between zero and infinity: then it does not matter much when.
+  bool is_moderate(const T* diagonal) const {
+    constexpr T kMost = 1 << 16;
+    bool all = true;
+    for (int32_t i = 0; i < plan_.even(); ++i) {
+      const T magnitude = std::abs(diagonal[i]);
+      all &= (magnitude <= kMost) & ((magnitude >= 1 / kMost) | (magnitude == 0));
+    }
+    return all;
   }
 
   void write_plain(int32_t l) const {
@@ -298,6 +314,7 @@ class Coeffs {
   const bool rotation_, reads_in_place_;
   const int64_t half_;
   const Parameters given_;
+  bool is_moderate_ = true;
   decltype(typename L::Numbers{} == typename L::Numbers{}) lost_{};  // in the lanes where it is not zero
   T *copies_, *plain_, *ones_, *d_in_, *d_out_;
   T* turned_;  // cos and sin
