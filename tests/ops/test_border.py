@@ -89,25 +89,23 @@ def test_diagonals_neither_overflow_nor_vanish_in_the_coefficients(large, n, blo
 def test_gradients_that_only_the_diagonals_keep_finite(target):
     schedule = Schedule.butterfly(8)
     arguments = layer_arguments(8, schedule.stages, "general", seed=0)
-    arguments["d_in"] *= 1e-20
-    arguments["d_out"] *= 1e-20
-    assert_right_where_the_reference_is(torch.full((20, 8), 1e22), arguments, schedule, torch.full((20, 8), 1e22))
+    arguments["d_in"] *= 2**-15
+    assert_right_where_the_reference_is(torch.full((20, 8), 1e37), arguments, schedule, torch.full((20, 8), 100.0))
 
 
 def test_gradients_of_x_are_added_up_once_for_each_map(target):
     """Also where those of the parameters have to be computed a second time."""
     schedule = Schedule.butterfly(8)
     arguments = layer_arguments(8, schedule.stages, "general", seed=0)
-    arguments["d_in"] *= 1e-20
-    arguments["d_out"] *= 1e-20
+    arguments["d_in"] *= 2**-15
     del arguments["residual_scale"]
-    x, grad = torch.full((20, 8), 1e22), torch.full((20, 8), 1e22)
+    x, grad = torch.full((20, 8), 1e37), torch.full((20, 8), 100.0)
 
     def gradient_of_x(maps):
         leaf = x.clone().requires_grad_()
         several = {name: torch.stack([value] * maps).requires_grad_() for name, value in arguments.items()}
         spm(leaf, schedule=schedule, maps=maps, impl="cpu", **several).backward(grad.repeat(1, maps))
-        assert all(value.grad.isfinite().all() for name, value in several.items() if name != "bias")
+        assert several["blocks"].grad.isfinite().all()
         return leaf.grad
 
     assert gradient_of_x(2).equal(2 * gradient_of_x(1))
@@ -169,8 +167,9 @@ def test_a_parameter_that_is_a_negated_view(name):
     layer, plain = (SPMLinear(7, 7, dtype=torch.float64) for _ in range(2))
     plain.load_state_dict(layer.state_dict())
     old = getattr(layer, name).detach()
-    negated = torch.complex(old, -old).conj().imag
+    negated = torch._neg_view(-old)
     assert negated.is_neg()
+    assert negated.is_contiguous()  # as those of complex numbers are not, so that they are copied anyway
     setattr(layer, name, nn.Parameter(negated))
     x = torch.randn(3, 7, dtype=torch.float64)
     assert layer(x).equal(plain(x))
