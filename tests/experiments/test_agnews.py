@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from small_runs import assert_same, stop_at
 
 from pairmix.cli.train import grid
 from pairmix.experiments import agnews
@@ -146,6 +147,15 @@ def test_every_model_learns_what_is_easy(folder, layer):
     hidden = 0 if layer == "softmax" else count_parameters(trained.model[0])
     assert trained.outcome["mixer_parameters"] == hidden
     assert trained.outcome["parameters"] == hidden + 4 * 65
+
+
+@pytest.mark.parametrize("layer", MODELS)
+@pytest.mark.parametrize("width", [16, 17])
+def test_a_stopped_run_resumes(folder, layer, width):
+    options = {"layer": layer, "width": width, "steps": 3}
+    expected = train(experiment(folder, **options))
+    stop_at(2, experiment(folder, **options), folder / "run")
+    assert_same(train(experiment(folder, **options), folder / "run", resume=True), expected)
 
 
 def test_spm_is_as_configured(folder):

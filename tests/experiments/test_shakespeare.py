@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from small_runs import assert_same, stop_at
 from torch.nn import functional as F
 
 from pairmix.cli.train import grid
@@ -131,6 +132,15 @@ def test_a_regular_text_is_learnt(make, cell, layer):
     assert last["valid_loss"] < 0.5 * math.log(8)
     assert last["valid_bpc"] == pytest.approx(last["valid_loss"] / math.log(2))
     assert trained.outcome["valid_loss"] < 0.5 * math.log(8)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_stopped_run_resumes(make, tmp_path, cell, layer):
+    options = {"cell": cell, "layer": layer, "width": 64, "steps": 3}
+    expected = train(make(**options))
+    stop_at(2, make(**options), tmp_path / "run")
+    assert_same(train(make(**options), tmp_path / "run", resume=True), expected)
 
 
 @pytest.mark.parametrize("text", [b"short", bytes(80)], ids=len)
