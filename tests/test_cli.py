@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pairmix import cli, ops, results
 from pairmix.__main__ import EXTRAS
-from pairmix.experiments import shakespeare
+from pairmix.experiments import agnews, shakespeare
 from pairmix.ops import reference
 
 TINY = {
@@ -201,6 +201,26 @@ def test_without_the_data_it_says_both_ways_to_get_it(folder, experiment):
     assert "leave out --data: it is downloaded from https://" in words(result)
     assert f"pass --data DIR, with {experiment}/" in words(result)
     assert not (folder / "runs").exists()
+
+
+CHANGED = {"agnews": "train.csv", "shakespeare": "input.txt"}
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+@pytest.mark.parametrize("experiment", CHANGED)
+def test_resume_does_not_go_on_with_other_data(folder, experiment, state):
+    assert train(experiment).exit_code == 0
+    if state == "stopped":  # as if killed between the last checkpoint and the result
+        for path in (folder / "runs").glob("*.json"):
+            path.unlink()
+    before = contents(folder / "runs")
+    file = folder / "data" / experiment / CHANGED[experiment]
+    file.write_bytes(file.read_bytes().replace(b"\x39", b"\x38"))
+    agnews._hashed.cache_clear()  # a new process would have nothing in it
+    result = train(experiment, "--resume")
+    assert result.exit_code == 1
+    assert f"is of another run: {experiment}/{CHANGED[experiment]} is 'sha256:" in words(result)
+    assert contents(folder / "runs") == before
 
 
 def test_a_text_that_is_too_short(folder):

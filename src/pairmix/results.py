@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ def save(
     config: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
     outcome: Mapping[str, Any] | None = None,
+    data: Mapping[str, str] | None = None,
 ) -> None:
     """Write a run to `path`, whole or not at all.
 
@@ -34,11 +36,13 @@ def save(
         config: every setting of the run, seeds included.
         rows: everything that was measured.
         outcome: what it came to in the end, if that is not among the rows.
+        data: the hashes of the files that it read, by their names.
     """
     run = {
         "command": command,
         "config": dict(config),
         **({} if outcome is None else {"outcome": dict(outcome)}),
+        **({} if data is None else {"data": dict(data)}),
         "rows": [dict(row) for row in rows],
         "machine": machine(),
         "versions": versions(),
@@ -58,7 +62,15 @@ def load(path: Path) -> dict[str, Any]:
     missing = {"config", "rows"} - (set(run) if isinstance(run, dict) else set())
     if missing:
         raise ValueError(f"{path} is not a result of pairmix: it has no {' and no '.join(sorted(missing))}")
+    for field in {"config", "data"} & run.keys():
+        if not isinstance(run[field], dict):
+            raise ValueError(f"{path} is not a result of pairmix: its {field} is no object")
     return dict(run)
+
+
+def command_line() -> str:
+    """The command line of this process."""
+    return shlex.join(["pairmix", *sys.argv[1:]])
 
 
 def machine() -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import hashlib
 import math
 
 import pytest
@@ -147,6 +148,10 @@ def test_a_stopped_run_resumes(make, tmp_path, cell, layer):
 def test_a_text_that_is_too_short_is_refused(make, text):
     with pytest.raises((ValueError, DataError), match=rf"too short.* {len(text) - int(0.9 * len(text))} bytes"):
         make(text)
+
+
+def test_it_knows_the_hash_of_its_text(make):
+    assert make().data == {"shakespeare/input.txt": f"sha256:{hashlib.sha256(COUNTING).hexdigest()}"}
 
 
 def test_the_shortest_text(make):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from rich.progress import TextColumn
 
 from pairmix.cli.console import Data, clear_errors, console, progress_bars, show, whole_numbers, words
 from pairmix.experiments import agnews, allocator, runs, shakespeare, teacher
+from pairmix.experiments.data import AGNEWS, SHAKESPEARE, hashes
 from pairmix.experiments.language_models import CELLS
 from pairmix.experiments.layers import LAYERS
 from pairmix.experiments.processes import Processes
@@ -105,7 +106,8 @@ def train_agnews(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, partial(agnews.Experiment, folder=data), out, resume, save_every, threads)
+    make, data_hashes = partial(agnews.Experiment, folder=data), partial(hashes, AGNEWS, data)
+    run_all(configs, make, out, resume, save_every, threads, data_hashes)
     _show_results(out, partial(experiment_tables.accuracy, experiment="agnews"))
 
 
@@ -141,7 +143,8 @@ def train_shakespeare(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, partial(shakespeare.Experiment, folder=data), out, resume, save_every, threads)
+    make, data_hashes = partial(shakespeare.Experiment, folder=data), partial(hashes, SHAKESPEARE, data)
+    run_all(configs, make, out, resume, save_every, threads, data_hashes)
     _show_results(out, experiment_tables.shakespeare)
 
 
@@ -166,6 +169,7 @@ def run_all(
     resume: bool,
     save_every: float = 60,
     threads: int | None = None,
+    data_hashes: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Train one after the other, with a progress bar for each; those that are finished already are left alone."""
     if threads is not None:
@@ -173,7 +177,8 @@ def run_all(
     allocator.keep_freed_memory()
     with clear_errors(), Processes.joined() as processes:
         console.quiet = not processes.is_first
-        missing = [config for config in configs if not runs.is_finished(out, config, resume)]
+        data_hashes = cache(data_hashes)
+        missing = [config for config in configs if not runs.is_finished(out, config, resume, data_hashes)]
         for number, config in enumerate(missing, start=1):
             try:
                 with _progress(f"{number}/{len(missing)} {config.name}", config.steps) as on_step:

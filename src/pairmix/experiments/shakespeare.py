@@ -69,6 +69,7 @@ class Experiment:
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         self.config = config
         text = data.read_shakespeare(data.fetch(data.SHAKESPEARE, "input.txt", folder))
+        self.data = {"shakespeare/input.txt": data.sha256(text)}
         split = int(0.9 * len(text))
         self.train, self.valid = (
             torch.frombuffer(bytearray(part), dtype=torch.uint8).long() for part in (text[:split], text[split:])

@@ -111,6 +111,7 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.data: dict[str, str] = {}  # the teacher makes it all
         self.teacher = Teacher(config.width, config.classes, config.angle_std, config.seed)
 
     def build(self) -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -78,6 +78,10 @@ class Experiment(Protocol):
     def config(self) -> Recipe:
         """All its settings."""
 
+    @property
+    def data(self) -> Mapping[str, str]:
+        """The files that it reads, such as "agnews/train.csv", with their hashes "sha256:..."."""
+
     def build(self) -> nn.Module:
         """The model before training, from torch's random state."""
 
@@ -144,7 +148,7 @@ class Run:
 
     def __init__(self, experiment: Experiment, processes: Processes, folder: Path | None, resume: bool) -> None:
         self.experiment, self.processes, self.config = experiment, processes, experiment.config
-        self.description = asdict(self.config)
+        self.description = {**asdict(self.config), **experiment.data}
         torch.manual_seed(self.config.seed)
         model = experiment.build()
         record: dict[str, Any] = {"rows": [], "losses": [], "milliseconds": []}  # losses: since the last row
