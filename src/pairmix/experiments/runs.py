@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pairmix import files, results
+from pairmix.experiments import locks
 from pairmix.experiments.checkpoints import CheckpointError, differences
 from pairmix.experiments.processes import Processes
 from pairmix.experiments.training import Experiment, train
@@ -44,7 +45,7 @@ def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mappi
 
 
 def run(make: Callable[[], Experiment], out: Path, config: Any, command: str, **options: Any) -> dict[str, Any]:
-    """Train, and write the result; gives what it came to.
+    """Train, and write the result; gives what it came to. No other process can train the same run meanwhile.
 
     Args:
         make: gives the experiment; called only here, as it may have to read its data.
@@ -52,20 +53,29 @@ def run(make: Callable[[], Experiment], out: Path, config: Any, command: str, **
         config: that of the experiment.
         command: what was typed.
         options: of `train`.
+
+    Raises:
+        CheckpointError: if another process is training this run, and as `train` does.
     """
     experiment = make()
-    trained = train(experiment, out / config.name, **options)
-    if Processes.of_this_run().is_first:
-        path = result_path(out, config)
-        results.save(path, command, asdict(config), trained.rows, trained.outcome, experiment.data)
-        files.sweep(path)
+    with locks.held(out / config.name):
+        trained = train(experiment, out / config.name, **options)
+        if Processes.of_this_run().is_first:
+            path = result_path(out, config)
+            results.save(path, command, asdict(config), trained.rows, trained.outcome, experiment.data)
+            files.sweep(path)
     return trained.outcome
 
 
 def discard(out: Path, config: Any) -> None:
-    """Remove a run, whether it is finished or not."""
-    result_path(out, config).unlink(missing_ok=True)
-    shutil.rmtree(out / config.name, ignore_errors=True)
+    """Remove a run, whether it is finished or not.
+
+    Raises:
+        CheckpointError: if a process is training it.
+    """
+    with locks.held(out / config.name):
+        result_path(out, config).unlink(missing_ok=True)
+        shutil.rmtree(out / config.name, ignore_errors=True)
 
 
 def result_path(out: Path, config: Any) -> Path:
