@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from typer.testing import CliRunner
 
 from pairmix import cli, ops, results
@@ -162,6 +163,11 @@ class TestTrain:
             ("--lr nan", "got nan"),
             ("--lr x", "--lr"),
             ("--threads 0", "--threads"),
+            ("--threads 100000000000", "--threads"),
+            ("--widths 2147483648", "got 2147483648"),
+            pytest.param(f"--widths {'9' * 5000}", "must be whole numbers", id="a width of 5000 digits"),
+            ("--batch 2147483648", "got 2147483648"),
+            ("--steps 1000001", "got 1000001"),
         ],
     )
     def test_bad_values(self, folder, experiment, option, complaint):
@@ -221,6 +227,57 @@ def test_resume_does_not_go_on_with_other_data(folder, experiment, state):
     assert result.exit_code == 1
     assert f"is of another run: {experiment}/{CHANGED[experiment]} is 'sha256:" in words(result)
     assert contents(folder / "runs") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ("--widths 30000000 --layers dense", "a width of 30000000"),  # over a petabyte
+        ("--widths 2000000000 --layers identity", "a width of 2000000000"),  # more than can be counted
+        ("--batch 2000000000 --widths 100000 --layers lowrank", "a batch of 2000000000"),
+    ],
+)
+def test_what_needs_too_much_memory_is_said_in_a_sentence(folder, options, value):
+    result = run(f"train teacher --seeds 0 --out runs {options}")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "needs more memory than there is, with a width of " in words(result)
+    assert value in words(result)
+    assert not (folder / "runs").exists()
+
+
+def test_a_demo_that_needs_too_much_memory(folder):
+    result = run("demo --out out --width 30000000")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "needs more memory than there is, with a width of 30000000" in words(result)
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1))
+from pairmix.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("space", [0, 3, 20, 60, 100, 200, 1000, 10_000])
+def test_a_disk_that_is_full_from_the_start(tmp_path, space):
+    command = "train teacher --widths 32 --layers spm --seeds 0 --steps 10 --batch 4 --threads 1 --out"
+    finished = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(space), *command.split(), tmp_path / "runs"],
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 1
+    (sentence,) = finished.stderr.strip().splitlines()
+    assert sentence.startswith(f"Error: {tmp_path / 'runs'}")
+    assert "File too large" in sentence
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for path in left:
+        assert "tfevents" in path.name  # whole lines of the history, and nothing else
+        assert list(EventFileLoader(str(path)).Load())[1:]
+    assert not left or space >= 100
 
 
 def test_a_text_that_is_too_short(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -40,7 +41,7 @@ Rate = Annotated[float, typer.Option(help="The learning rate of Adam.")]
 Runs = Annotated[Path, typer.Option(help="The folder for results, checkpoints and TensorBoard.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Leave finished runs, go on with others where they stopped.")]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="How many threads; torch's if not given.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many threads; torch's if not given.")]
 
 
 @app.command("teacher")
@@ -181,13 +182,27 @@ def run_all(
         missing = [config for config in configs if not runs.is_finished(out, config, resume, data_hashes)]
         for number, config in enumerate(missing, start=1):
             try:
-                with _progress(f"{number}/{len(missing)} {config.name}", config.steps) as on_step:
+                title = f"{number}/{len(missing)} {config.name}"
+                with _clear_memory_errors(config), _progress(title, config.steps) as on_step:
                     options = {"resume": resume, "save_every": save_every, "on_step": on_step}
                     outcome = runs.run(partial(make, config), out, config, _command(config), **options)
             except Stopped as stopped:
                 console.print(f"{config.name}: {stopped}. The same command with --resume goes on from there.")
                 raise typer.Exit(130) from stopped
             console.print(f"{config.name}: {_in_words(outcome)}", highlight=False)
+
+
+@contextmanager
+def _clear_memory_errors(config: Any) -> Iterator[None]:
+    """Say which sizes were too large; torch has no exception of its own for that on a CPU."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search("allocate|not enough memory|overflow", str(error)):
+            raise
+        sizes = f"a width of {config.width} and a batch of {config.batch}"
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{config.name} needs more memory than there is, with {sizes}: {reason}") from error
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pairmix import files
 from pairmix.experiments import data
 from pairmix.experiments.classification import scores
 from pairmix.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix.experiments.training import Batch, Recipe
+from pairmix.experiments.training import LARGEST_SIZE, Batch, Recipe
 
 CLASSES = 4
 WHOLE = 120_000
@@ -51,6 +51,7 @@ class Config(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("layer", MODELS)
+        self._check_at_most("width", LARGEST_SIZE)
 
     @property
     def name(self) -> str:
