@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import typer
 from rich.progress import TextColumn
 
+from pairmix import results
 from pairmix.cli.console import Data, clear_errors, console, progress_bars, show, whole_numbers, words
 from pairmix.experiments import agnews, allocator, runs, shakespeare, teacher
 from pairmix.experiments.data import AGNEWS, SHAKESPEARE, hashes
@@ -41,6 +41,9 @@ Rate = Annotated[float, typer.Option(help="The learning rate of Adam.")]
 Runs = Annotated[Path, typer.Option(help="The folder for results, checkpoints and TensorBoard.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Leave finished runs, go on with others where they stopped.")]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
+KeepMemory = Annotated[
+    bool, typer.Option("--keep-memory", help="Let glibc keep freed memory for the next step, which saves page faults.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many threads; torch's if not given.")]
 
 
@@ -61,6 +64,7 @@ def train_teacher(
     resume: Resume = False,
     save_every: SaveEvery = 60,
     threads: Threads = None,
+    keep_memory: KeepMemory = False,
 ) -> None:
     """Section 9.1: students learn the labels that an SPM, a ReLU and a dense map decide."""
     configs = grid(
@@ -75,8 +79,8 @@ def train_teacher(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, teacher.Experiment, out, resume, save_every, threads)
-    _show_results(out, partial(experiment_tables.accuracy, experiment="teacher"))
+    run_all(configs, teacher.Experiment, out, resume, save_every, threads, keep_memory)
+    _show_results(configs, out, partial(experiment_tables.accuracy, experiment="teacher"))
 
 
 @app.command("agnews")
@@ -94,6 +98,7 @@ def train_agnews(
     resume: Resume = False,
     save_every: SaveEvery = 60,
     threads: Threads = None,
+    keep_memory: KeepMemory = False,
 ) -> None:
     """Section 9.2: the topic of a news item, from hashed words."""
     configs = grid(
@@ -108,8 +113,8 @@ def train_agnews(
         lr=lr,
     )
     make, data_hashes = partial(agnews.Experiment, folder=data), partial(hashes, AGNEWS, data)
-    run_all(configs, make, out, resume, save_every, threads, data_hashes)
-    _show_results(out, partial(experiment_tables.accuracy, experiment="agnews"))
+    run_all(configs, make, out, resume, save_every, threads, keep_memory, data_hashes)
+    _show_results(configs, out, partial(experiment_tables.accuracy, experiment="agnews"))
 
 
 @app.command("shakespeare")
@@ -129,6 +134,7 @@ def train_shakespeare(
     resume: Resume = False,
     save_every: SaveEvery = 60,
     threads: Threads = None,
+    keep_memory: KeepMemory = False,
 ) -> None:
     """Section 9.3: predict the next byte of Shakespeare. The dense side, --layers dense, takes hours."""
     configs = grid(
@@ -145,8 +151,8 @@ def train_shakespeare(
         lr=lr,
     )
     make, data_hashes = partial(shakespeare.Experiment, folder=data), partial(hashes, SHAKESPEARE, data)
-    run_all(configs, make, out, resume, save_every, threads, data_hashes)
-    _show_results(out, experiment_tables.shakespeare)
+    run_all(configs, make, out, resume, save_every, threads, keep_memory, data_hashes)
+    _show_results(configs, out, experiment_tables.shakespeare)
 
 
 def grid(config: type[Any], **options: Any) -> list[Any]:
@@ -170,12 +176,14 @@ def run_all(
     resume: bool,
     save_every: float = 60,
     threads: int | None = None,
+    keep_memory: bool = False,
     data_hashes: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Train one after the other, with a progress bar for each; those that are finished already are left alone."""
     if threads is not None:
         torch.set_num_threads(threads)
-    allocator.keep_freed_memory()
+    if keep_memory:
+        allocator.keep_freed_memory()
     with clear_errors(), Processes.joined() as processes:
         console.quiet = not processes.is_first
         data_hashes = cache(data_hashes)
@@ -185,7 +193,7 @@ def run_all(
                 title = f"{number}/{len(missing)} {config.name}"
                 with _clear_memory_errors(config), _progress(title, config.steps) as on_step:
                     options = {"resume": resume, "save_every": save_every, "on_step": on_step}
-                    outcome = runs.run(partial(make, config), out, config, _command(config), **options)
+                    outcome = runs.run(partial(make, config), out, config, results.command_line(), **options)
             except Stopped as stopped:
                 console.print(f"{config.name}: {stopped}. The same command with --resume goes on from there.")
                 raise typer.Exit(130) from stopped
@@ -223,11 +231,19 @@ def _in_words(outcome: dict[str, Any]) -> str:
     return speed
 
 
-def _show_results(out: Path, table: Callable[[Any], Any]) -> None:
-    if not console.quiet:
-        with clear_errors():
-            show(table(collect([out])))
-        console.print(f"Results are in {out}; a page with tables and curves: pairmix report {out} -o report.html")
+def _show_results(configs: Iterable[Any], out: Path, table: Callable[[Any], Any]) -> None:
+    """A table of the runs of this command, whatever else is in the folder."""
+    if console.quiet:
+        return
+    paths = [runs.result_path(out, config) for config in configs]
+    with clear_errors():
+        show(table(collect(paths)))
+    for path in sorted(set(out.rglob("*.json")) - set(paths)):
+        try:
+            results.load(path)
+        except (OSError, ValueError) as error:
+            console.print(f"Not in the table: {error}", markup=False, highlight=False)
+    console.print(f"Results are in {out}; a page with tables and curves: pairmix report {out} -o report.html")
 
 
 def _angle_std(word: str) -> float | str:
@@ -237,15 +253,3 @@ def _angle_std(word: str) -> float | str:
         raise typer.BadParameter(
             f"must be numbers of radians or {teacher.UNIFORM}, got {word!r}", param_hint="--angle-stds"
         ) from error
-
-
-def _command(config: Any) -> str:
-    """What to type for this run alone: which one, and all that is not as usual."""
-    plural = {"layer", "width", "seed", "angle_std", "block", "pairing"}
-    options = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in ("layer", "width", "seed") or value != field.default:
-            name = field.name.replace("_", "-") + "s" * (field.name in plural)
-            options.append(f"--{name} {value}")
-    return " ".join(["pairmix train", config.experiment, *options])
