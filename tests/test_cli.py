@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from typer.testing import CliRunner
 
 from pairmix import cli, ops, results
 from pairmix.__main__ import EXTRAS
-from pairmix.experiments import shakespeare
+from pairmix.experiments import agnews, allocator, shakespeare
 from pairmix.ops import reference
 
 TINY = {
@@ -126,19 +127,10 @@ class TestTrain:
         assert "lr is 0.0" in words(result)
         assert contents(folder / "runs") == before
 
-    def test_the_command_of_a_result_gives_the_same_run(self, folder, experiment):
-        more = {"teacher": "--angle-stds 0.5,uniform --pairings same,other", "agnews": "--stages 3"}
-        assert train(experiment, f"--lr 1e-5 --blocks rotation {more.get(experiment, '--cell gru')}").exit_code == 0
-        data = "" if experiment == "teacher" else "--data data"
-        for name, one in saved(folder / "runs").items():
-            program, command = one["command"].split(maxsplit=1)
-            assert program == "pairmix"
-            result = run(f"{command} {data} --out again/{name}")
-            assert result.exit_code == 0, result.output
-            (again,) = saved(folder / "again" / name).values()
-            assert again["config"] == one["config"]
-            assert again["command"] == one["command"]
-            assert [row["train_loss"] for row in again["rows"]] == [row["train_loss"] for row in one["rows"]]
+    def test_every_result_has_the_command_line(self, folder, experiment, monkeypatch):
+        monkeypatch.setattr(results, "command_line", lambda: "torchrun -m pairmix train as typed")
+        assert train(experiment).exit_code == 0
+        assert [one["command"] for one in saved(folder / "runs").values()] == ["torchrun -m pairmix train as typed"] * 2
 
     def test_both_blocks_in_one_grid(self, folder, experiment):
         result = train(experiment, "--blocks general,rotation")
@@ -162,6 +154,11 @@ class TestTrain:
             ("--lr nan", "got nan"),
             ("--lr x", "--lr"),
             ("--threads 0", "--threads"),
+            ("--threads 100000000000", "--threads"),
+            ("--widths 2147483648", "got 2147483648"),
+            pytest.param(f"--widths {'9' * 5000}", "must be whole numbers", id="a width of 5000 digits"),
+            ("--batch 2147483648", "got 2147483648"),
+            ("--steps 1000001", "got 1000001"),
         ],
     )
     def test_bad_values(self, folder, experiment, option, complaint):
@@ -203,20 +200,126 @@ def test_without_the_data_it_says_both_ways_to_get_it(folder, experiment):
     assert not (folder / "runs").exists()
 
 
+CHANGED = {"agnews": "train.csv", "shakespeare": "input.txt"}
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+@pytest.mark.parametrize("experiment", CHANGED)
+def test_resume_does_not_go_on_with_other_data(folder, experiment, state):
+    assert train(experiment).exit_code == 0
+    if state == "stopped":  # as if killed between the last checkpoint and the result
+        for path in (folder / "runs").glob("*.json"):
+            path.unlink()
+    before = contents(folder / "runs")
+    file = folder / "data" / experiment / CHANGED[experiment]
+    file.write_bytes(file.read_bytes().replace(b"\x39", b"\x38"))
+    agnews._hashed.cache_clear()  # a new process would have nothing in it
+    result = train(experiment, "--resume")
+    assert result.exit_code == 1
+    assert f"is of another run: {experiment}/{CHANGED[experiment]} is 'sha256:" in words(result)
+    assert contents(folder / "runs") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ("--widths 30000000 --layers dense", "a width of 30000000"),  # over a petabyte
+        ("--widths 2000000000 --layers identity", "a width of 2000000000"),  # more than can be counted
+        ("--batch 2000000000 --widths 100000 --layers lowrank", "a batch of 2000000000"),
+    ],
+)
+def test_what_needs_too_much_memory_is_said_in_a_sentence(folder, options, value):
+    result = run(f"train teacher --seeds 0 --out runs {options}")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "needs more memory than there is, with a width of " in words(result)
+    assert value in words(result)
+    assert not (folder / "runs").exists()
+
+
+def test_a_demo_that_needs_too_much_memory(folder):
+    result = run("demo --out out --width 30000000")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "needs more memory than there is, with a width of 30000000" in words(result)
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1))
+from pairmix.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("space", [0, 3, 20, 60, 100, 200, 1000, 10_000])
+def test_a_disk_that_is_full_from_the_start(tmp_path, space):
+    command = "train teacher --widths 32 --layers spm --seeds 0 --steps 10 --batch 4 --threads 1 --out"
+    finished = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(space), *command.split(), tmp_path / "runs"],
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 1
+    (sentence,) = finished.stderr.strip().splitlines()
+    assert sentence.startswith(f"Error: {tmp_path / 'runs'}")
+    assert "File too large" in sentence
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for path in left:
+        assert "tfevents" in path.name  # whole lines of the history, and nothing else
+        assert list(EventFileLoader(str(path)).Load())[1:]
+    assert not left or space >= 100
+
+
 def test_a_text_that_is_too_short(folder):
     result = train("shakespeare", "--length 50")
     assert result.exit_code == 1
     assert "the text is too short: its validation part has 10 bytes" in words(result)
 
 
-def test_a_foreign_file_beside_the_results_is_named(folder):
+@pytest.mark.parametrize("content", ["{}", "[]", "not JSON"])
+def test_a_foreign_file_beside_the_results_is_named_and_left_out(folder, content):
     (folder / "runs").mkdir()
-    (folder / "runs" / "notes.json").write_text("{}")
+    (folder / "runs" / "notes.json").write_text(content)
     result = train("teacher")
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    assert "runs/notes.json is not a result of pairmix" in words(result)
-    assert len(list((folder / "runs").glob("*.json"))) == 3
+    assert result.exit_code == 0, result.output
+    (folder / "runs" / "notes.json").rename(folder / "notes.json")
+    for one in saved(folder / "runs").values():
+        assert f"{100 * one['outcome']['test_accuracy']:.2f}" in words(result)
+    assert "Not in the table: runs/notes.json" in words(result)
+    assert (folder / "notes.json").read_text() == content
+
+
+def test_the_table_shows_the_runs_of_this_command(folder):
+    assert train("teacher").exit_code == 0
+    result = train("teacher", "--widths 10")
+    assert result.exit_code == 0, result.output
+    table = words(result).partition("paper")[2]
+    assert "10" in table
+    assert " 8 " not in table
+
+
+def test_the_command_line_as_typed_is_recorded(tmp_path):
+    options = "--widths 8 --layers spm,dense --seeds 0 --steps 2 --batch 4 --threads 1 --keep-memory"
+    command = f"train teacher {options} --out {tmp_path}"
+    subprocess.run([sys.executable, "-m", "pairmix", *command.split()], check=True, capture_output=True)
+    assert {one["command"] for one in saved(tmp_path).values()} == {f"pairmix {command}"}
+
+
+@pytest.mark.parametrize("experiment", TINY)
+def test_the_allocator_is_changed_only_if_asked(folder, monkeypatch, experiment):
+    calls = []
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: calls.append(experiment))
+    assert train(experiment).exit_code == 0
+    assert calls == []
+    assert train(experiment, "--seeds 1 --keep-memory").exit_code == 0
+    assert calls == [experiment]
+
+
+def test_a_demo_leaves_the_allocator_alone(folder, monkeypatch):
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: pytest.fail("nobody asked for it"))
+    result = run("demo --out out --steps 2 --width 8")
+    assert result.exit_code == 0, result.output
 
 
 def test_report(folder):

@@ -27,8 +27,10 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
             part.chmod(0o644)
             part.replace(path)
-        except BaseException:
+        except BaseException as error:
             part.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(path)  # a full disk does not say what did not fit
             raise
 
 

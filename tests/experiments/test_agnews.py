@@ -1,13 +1,15 @@
 import csv
+import hashlib
 import random
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from small_runs import assert_same, stop_at
 
 from pairmix.cli.train import grid
-from pairmix.experiments import agnews
+from pairmix.experiments import agnews, data
 from pairmix.experiments.agnews import MODELS, Config, Experiment
 from pairmix.experiments.data import DataError
 from pairmix.experiments.layers import count_parameters
@@ -48,7 +50,7 @@ def items(batches):
 
 
 def cached(folder):
-    return sorted((folder / "cache").rglob("*.npz"))
+    return sorted((folder / "cache" / "features").iterdir())
 
 
 def test_the_train_set_is_split_without_a_rest(folder):
@@ -117,12 +119,85 @@ def test_a_cut_off_cache_is_made_again(folder, part):
     assert all(path.stat().st_size == len(content) for path, content in contents.items())
 
 
+def assert_made_again(folder, before, contents):
+    """Neither an error nor other features, and the cache is whole again."""
+    after = experiment(folder)
+    assert items(before.train.batches(40)) == items(after.train.batches(40))
+    assert items(before.test.batches(40)) == items(after.test.batches(40))
+    assert {path: path.read_bytes() for path in cached(folder)} == contents
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_cache_with_a_flipped_bit_is_made_again(folder, seed):
+    before = experiment(folder)
+    contents = {path: path.read_bytes() for path in cached(folder)}
+    path, rng = cached(folder)[seed % 2], random.Random(seed)
+    content = bytearray(contents[path])
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    assert_made_again(folder, before, contents)
+
+
+def test_a_cache_under_another_name_is_made_again(folder):
+    before = experiment(folder)
+    contents = {path: path.read_bytes() for path in cached(folder)}
+    one, other = cached(folder)
+    one.write_bytes(contents[other])
+    other.write_bytes(contents[one])
+    assert_made_again(folder, before, contents)
+
+
+def changed(**arrays):
+    """The features with other arrays, which scipy does not look at."""
+
+    def change(features):
+        for name, array in arrays.items():
+            setattr(features, name, array(getattr(features, name)))
+        return features
+
+    return change
+
+
+WRONG_FEATURES = {
+    "too large an index": changed(indices=lambda values: values + 2**30),
+    "a negative index": changed(indices=lambda values: values - 2**30),
+    "rows that begin behind the end": changed(indptr=lambda values: values + 2**30),
+    "rows that go backwards": changed(indptr=lambda values: values[::-1].copy()),
+    "another dtype": lambda features: features.astype(np.float64),
+    "another layout": lambda features: features.tocsc(),
+    "fewer rows": lambda features: features[1:],
+    "fewer columns": lambda features: features[:, 1:],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FEATURES)
+def test_a_cache_with_other_features_is_made_again(folder, name):
+    before = experiment(folder)
+    contents = {path: path.read_bytes() for path in cached(folder)}
+    for path, rows in zip(cached(folder), sorted([TRAIN, TEST]), strict=True):
+        features = agnews._read_cache(path, (rows, 512))
+        if features is None:
+            features = agnews._read_cache(path, (TRAIN + TEST - rows, 512))
+        agnews._write_cache(path, WRONG_FEATURES[name](features))
+        assert path.read_bytes() != contents[path]
+    assert_made_again(folder, before, contents)
+
+
 def test_other_content_has_another_cache_entry(folder):
     experiment(folder)
     assert len(cached(folder)) == 2
     write(folder / "agnews" / "train.csv", TRAIN + 1)
     assert experiment(folder).label == "AG News, 201-row part"
     assert len(cached(folder)) == 3
+
+
+def test_it_knows_the_hashes_of_its_files(folder):
+    expected = {
+        f"agnews/{name}": f"sha256:{hashlib.sha256((folder / 'agnews' / name).read_bytes()).hexdigest()}"
+        for name in ("train.csv", "test.csv")
+    }
+    assert experiment(folder).data == expected
+    assert data.hashes(data.AGNEWS, folder) == expected
 
 
 def test_the_whole_is_called_by_its_name(folder, monkeypatch):
@@ -146,6 +221,15 @@ def test_every_model_learns_what_is_easy(folder, layer):
     hidden = 0 if layer == "softmax" else count_parameters(trained.model[0])
     assert trained.outcome["mixer_parameters"] == hidden
     assert trained.outcome["parameters"] == hidden + 4 * 65
+
+
+@pytest.mark.parametrize("layer", MODELS)
+@pytest.mark.parametrize("width", [16, 17])
+def test_a_stopped_run_resumes(folder, layer, width):
+    options = {"layer": layer, "width": width, "steps": 3}
+    expected = train(experiment(folder, **options))
+    stop_at(2, experiment(folder, **options), folder / "run")
+    assert_same(train(experiment(folder, **options), folder / "run", resume=True), expected)
 
 
 def test_spm_is_as_configured(folder):

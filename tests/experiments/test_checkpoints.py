@@ -2,75 +2,22 @@ import random
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_checkpoints import CONFIG, all_tensors, assert_same_bits, new_state, refusal, stored_in, take_step
 from torch import nn
 
 from pairmix import SPMLinear
 from pairmix.experiments import checkpoints
 from pairmix.experiments.checkpoints import CheckpointError
-from pairmix.experiments.training import make_optimizer, timed_step
 from pairmix.schedule import Schedule
-
-CONFIG = {"lr": 0.01, "seed": 3, "layer": "spm", "stages": None}
-
-
-def new_state(layer=None, seed=0):
-    torch.manual_seed(seed)
-    model = nn.Sequential(SPMLinear(16, 16) if layer is None else layer, nn.ReLU(), nn.Linear(16, 4))
-    return checkpoints.State(model, make_optimizer(model, lr=0.01), 0, {})
-
-
-def take_step(state):
-    labels = torch.randint(4, (8,))
-    timed_step(state.model, state.optimizer, torch.randn(8, 16), labels, lr=0.01)
-    state.step += 1
-
-
-def all_tensors(state):
-    moments = state.optimizer.state_dict()["state"].items()
-    return {
-        **{name: value.clone() for name, value in state.model.state_dict().items()},
-        **{(index, name): value.clone() for index, kinds in moments for name, value in kinds.items()},
-    }
-
-
-def assert_same_bits(tensors, expected):
-    assert tensors.keys() == expected.keys()
-    for name, value in expected.items():
-        assert tensors[name].dtype == value.dtype, name
-        assert tensors[name].shape == value.shape, name
-        assert bits(tensors[name]).equal(bits(value)), name
-
-
-def bits(tensor):
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 @pytest.fixture
 def stored(tmp_path):
-    """A state after three steps, and its checkpoint."""
-    state = new_state()
-    for _ in range(3):
-        take_step(state)
-    state.record = {"rows": [{"step": 3, "train_loss": 0.1 + 0.2}], "losses": [1e-308, 1 / 3], "note": "ä"}
-    path = tmp_path / "new" / "checkpoint.safetensors"
-    checkpoints.store(path, state, CONFIG)
-    return SimpleNamespace(path=path, state=state, content=path.read_bytes())
-
-
-def refusal(path, state=None, config=CONFIG):
-    """What is said of a checkpoint that is not restored; the file must be left as it is."""
-    before = path.read_bytes()
-    with pytest.raises(CheckpointError) as refused:
-        checkpoints.restore(path, state or new_state(), config)
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert str(refused.value).startswith(f"{path} ")
-    return str(refused.value)
+    return stored_in(tmp_path)
 
 
 def test_a_run_comes_back_to_the_bit(stored):
@@ -112,6 +59,8 @@ def test_a_restored_run_needs_the_file_no_more(stored):
 
 def test_storing_replaces_the_file_and_leaves_nothing_else(stored):
     take_step(stored.state)
+    stored.state.record["losses"].append(0.5)
+    stored.state.record["milliseconds"].append(0.5)
     checkpoints.store(stored.path, stored.state, CONFIG)
     state = new_state()
     checkpoints.restore(stored.path, state, CONFIG)
@@ -152,7 +101,7 @@ def test_a_file_of_random_bytes(tmp_path, start, seed):
         None,
         {"format": "pt"},
         {"about": "{}"},
-        {"about": '{"format": "pairmix checkpoint 0"}'},
+        {"about": '{"format": "another checkpoint 2"}'},
         {"about": '"a model"'},
         {"about": "a model"},
     ],
@@ -165,7 +114,7 @@ def test_a_file_of_something_else(tmp_path, metadata):
 
 
 def test_a_checkpoint_of_another_run_is_refused_with_the_differences(stored):
-    config = {"lr": 0.02, "seed": 3, "layer": "spm", "width": 16}
+    config = {"lr": 0.02, "seed": 3, "layer": "spm", "width": 16, "steps": 10}
     assert refusal(stored.path, config=config) == (
         f"{stored.path} is of another run: lr is 0.01 there and 0.02 here; width is None there and 16 here"
     )
@@ -201,13 +150,15 @@ path = pathlib.Path(sys.argv[1]) / "checkpoint.safetensors"
 
 def new_state():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 4))
-    return checkpoints.State(model, make_optimizer(model, lr=0.01), 0, {})
+    return checkpoints.State(model, make_optimizer(model, lr=0.01), 0, {"rows": [], "losses": [], "milliseconds": []})
 
 def take_step():
     labels = torch.randint(4, (8,))
-    timed_step(state.model, state.optimizer, torch.randn(8, 32), labels, lr=0.01)
+    loss, milliseconds = timed_step(state.model, state.optimizer, torch.randn(8, 32), labels, lr=0.01)
     state.step += 1
-    checkpoints.store(path, state, {})
+    state.record["losses"].append(loss)
+    state.record["milliseconds"].append(milliseconds)
+    checkpoints.store(path, state, {"steps": 10})
 
 def fail_to_take_step(reason):
     try:
@@ -219,7 +170,7 @@ def fail_to_take_step(reason):
     assert path.read_bytes() == before
     assert not list(path.parent.glob("*.part"))
     restored = new_state()
-    checkpoints.restore(path, restored, {})
+    checkpoints.restore(path, restored, {"steps": 10})
     assert restored.step == 1
 
 state = new_state()

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ def torchrun(out, *options):
         stderr=subprocess.STDOUT,
         text=True,
         env=environment(),
+        start_new_session=True,  # a group of its own, to which signals can be sent
     )
     try:
         yield process
@@ -59,6 +61,11 @@ def environment():
 def said_by(process):
     """All that a process writes until its end."""
     return process.communicate(timeout=PATIENCE)[0]
+
+
+def children(process):
+    """The processes that a process has started."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 class HalfOfTheRows(teacher.Experiment):
@@ -166,3 +173,30 @@ def test_two_processes_are_stopped_and_one_goes_on(tmp_path, number):
     result = results.load(runs.result_path(tmp_path, config))
     assert [row["step"] for row in result["rows"]] == [1, *range(20, 1001, 20)]
     assert result["outcome"]["test_accuracy"] > 0.9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+@pytest.mark.parametrize(
+    ("number", "at_once"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGTERM, True)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP", "SIGTERM to the group"],
+)
+def test_a_signal_to_torchrun_and_its_processes_leaves_a_checkpoint(tmp_path, number, at_once):
+    """As a terminal or a scheduler sends it: the processes get it a second time from torchrun."""
+    config = replace(CONFIG, layer="dense", width=2048, steps=100_000)  # large, so that a checkpoint takes its time
+    options = "--layers dense --widths 2048 --batch 32 --steps 100000 --save-every 3600"
+    with torchrun(tmp_path, *options.split()) as process:
+        deadline = time.monotonic() + PATIENCE
+        while not list(tmp_path.rglob("events*")):  # the first step has been logged
+            assert process.poll() is None, said_by(process)
+            assert time.monotonic() < deadline, "hangs"
+            time.sleep(1e-3)
+        if at_once:
+            os.killpg(process.pid, number)
+        else:
+            for pid in children(process):
+                os.kill(pid, number)
+            time.sleep(0.05)  # until it has been noted; two that come at once count as one
+            process.send_signal(number)
+        said_by(process)
+    assert stored_step(tmp_path, config) >= 1

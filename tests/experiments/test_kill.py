@@ -28,7 +28,7 @@ forkserver.set_forkserver_preload(
     [
         "pairmix.experiments.runs",
         "pairmix.experiments.teacher",
-        "torch.utils.tensorboard",
+        "tensorboard.summary.writer.record_writer",
         "torch._dynamo",  # which the first optimizer imports
     ]
 )

@@ -1,7 +1,7 @@
 """Stopping, and going on to the same end."""
 
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -44,13 +44,34 @@ def test_a_run_may_be_stopped_again_and_again(tmp_path):
     assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True), train(teacher.Experiment(CONFIG)))
 
 
-def test_sigterm_stops_too(tmp_path):
-    before = signal.signal(signal.SIGTERM, lambda *_: crash())  # so that a failure does not end the tests
+@contextmanager
+def handled(number, handler):
+    """A signal that is handled in some way before the training starts."""
+    before = signal.signal(number, handler)
     try:
-        with pytest.raises(Stopped):
-            train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, partial(interrupt, signal.SIGTERM)))
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_stop_too_however_often_they_come(tmp_path, number, times):
+    with handled(number, lambda *_: crash()), pytest.raises(Stopped):  # so that a failure does not end the tests
+        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, *[partial(interrupt, number)] * times))
+    assert stored_step(tmp_path) == 17
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path):
+    with handled(signal.SIGHUP, signal.SIG_IGN):  # as nohup does
+        trained = train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, partial(interrupt, signal.SIGHUP)))
+    assert trained.rows[-1]["step"] == 40
+
+
+def test_torchrun_passes_every_signal_on_a_second_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_torchelastic_launched", lambda: True)
+    with handled(signal.SIGINT, lambda *_: crash()), pytest.raises(Stopped):
+        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
     assert stored_step(tmp_path) == 17
 
 
@@ -62,27 +83,24 @@ def test_a_signal_at_any_moment_stops_the_run(tmp_path, method, step):
     assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True), train(teacher.Experiment(CONFIG)))
 
 
-def test_the_second_signal_acts_as_usual(tmp_path):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs with & ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_the_second_ctrl_c_acts_as_usual(tmp_path):
+    # A shell lets what it runs with & ignore it.
+    with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
 @pytest.mark.parametrize("action", [lambda: None, interrupt, crash], ids=["finished", "stopped", "crashed"])
 def test_the_handlers_of_signals_are_put_back(action):
     def handlers():
-        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
     before, during = handlers(), []
     on_step = at_step(17, lambda: during.extend(handlers()), action)
     with suppress(Stopped, Crash):
         train(teacher.Experiment(CONFIG), on_step=on_step)
     assert handlers() == before
-    assert len(during) == 2
+    assert len(during) == 3
     assert not set(during) & set(before)
 
 

@@ -1,5 +1,6 @@
 """Runs on the disk."""
 
+import json
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -54,8 +55,51 @@ def test_a_finished_run_with_other_settings_is_refused_with_the_differences(tmp_
     assert runs.result_path(tmp_path, other) == runs.result_path(tmp_path, CONFIG)
     with pytest.raises(CheckpointError) as refused:
         runs.is_finished(tmp_path, other, resume=True)
-    differences = "steps is 40 there and 50 here; lr is 0.01 there and 0.02 here"
+    differences = "lr is 0.01 there and 0.02 here; steps is 40 there and 50 here"
     assert f"{CONFIG.name}.json is of another run: {differences}" in str(refused.value)
+
+
+class WithData(teacher.Experiment):
+    """Says that it learns from a file."""
+
+    def __init__(self, config, digest):
+        super().__init__(config)
+        self.data = {"agnews/train.csv": digest}
+
+
+OURS, THEIRS = "sha256:0123456789" + "a" * 54, "sha256:9876543210" + "b" * 54
+DIFFERENCE = r"is of another run: agnews/train\.csv is 'sha256:01234.*aaa' there and 'sha256:98765.*bbb' here"
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path):
+    with pytest.raises(Stopped):
+        train(WithData(CONFIG, OURS), tmp_path, on_step=at_step(17, interrupt))
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match=DIFFERENCE) as refused:
+        train(WithData(CONFIG, THEIRS), tmp_path, resume=True)
+    assert OURS not in str(refused.value)  # short
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    train(WithData(CONFIG, OURS), tmp_path, resume=True)
+
+
+def test_a_result_on_other_data_does_not_count_as_finished(tmp_path):
+    runs.run(partial(WithData, CONFIG, OURS), tmp_path, CONFIG, "the command")
+    path = runs.result_path(tmp_path, CONFIG)
+    before = path.read_bytes()
+    assert results.load(path)["data"] == {"agnews/train.csv": OURS}
+    assert runs.is_finished(tmp_path, CONFIG, True, lambda: {"agnews/train.csv": OURS})
+    with pytest.raises(CheckpointError, match=DIFFERENCE):
+        runs.is_finished(tmp_path, CONFIG, True, lambda: {"agnews/train.csv": THEIRS})
+    assert path.read_bytes() == before
+
+
+def test_a_result_from_before_data_was_recorded_counts_as_finished(tmp_path):
+    runs.run(partial(WithData, CONFIG, OURS), tmp_path, CONFIG, "the command")
+    path = runs.result_path(tmp_path, CONFIG)
+    result = json.loads(path.read_text())
+    del result["data"]
+    path.write_text(json.dumps(result))
+    assert runs.is_finished(tmp_path, CONFIG, True, lambda: pytest.fail("the data need not be there"))
 
 
 @pytest.mark.parametrize("content", ["", '{"config": {"steps"', "[]", "{}", "3"])

@@ -1,7 +1,9 @@
+import hashlib
 import math
 
 import pytest
 import torch
+from small_runs import assert_same, stop_at
 from torch.nn import functional as F
 
 from pairmix.cli.train import grid
@@ -133,10 +135,23 @@ def test_a_regular_text_is_learnt(make, cell, layer):
     assert trained.outcome["valid_loss"] < 0.5 * math.log(8)
 
 
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_stopped_run_resumes(make, tmp_path, cell, layer):
+    options = {"cell": cell, "layer": layer, "width": 64, "steps": 3}
+    expected = train(make(**options))
+    stop_at(2, make(**options), tmp_path / "run")
+    assert_same(train(make(**options), tmp_path / "run", resume=True), expected)
+
+
 @pytest.mark.parametrize("text", [b"short", bytes(80)], ids=len)
 def test_a_text_that_is_too_short_is_refused(make, text):
     with pytest.raises((ValueError, DataError), match=rf"too short.* {len(text) - int(0.9 * len(text))} bytes"):
         make(text)
+
+
+def test_it_knows_the_hash_of_its_text(make):
+    assert make().data == {"shakespeare/input.txt": f"sha256:{hashlib.sha256(COUNTING).hexdigest()}"}
 
 
 def test_the_shortest_text(make):

@@ -84,7 +84,9 @@ def test_every_step_is_taken_with_its_rate_also_after_a_stop(tmp_path):
     ("name", "value", "message"),
     [
         ("steps", 0, "steps must be at least 1, got 0"),
+        ("steps", 1_000_001, "steps must be at most 1000000, got 1000001"),
         ("batch", -1, "batch must be at least 1, got -1"),
+        ("batch", 2**31, "batch must be at most 2147483647, got 2147483648"),
         ("log_every", 0, "log_every must be at least 1, got 0"),
         ("validate_every", 0, "validate_every must be at least 1, got 0"),
         ("lr", 0.0, "lr must be above 0, got 0.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,12 +67,18 @@ def words(option: str, text: str, choices: Any = None) -> tuple[str, ...]:
 
 def whole_numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
     """The numbers of a list such as 256,1024."""
+    numbers = []
     for word in text.split(","):
-        if not word.strip().isdecimal() or int(word) < least:
+        try:
+            number = int(word) if word.strip().isdecimal() else None
+        except ValueError:  # Python reads no more than 4,300 digits
+            number = None
+        if number is None or number < least:
             raise typer.BadParameter(
-                f"must be whole numbers of at least {least}, such as 1,2; got {word!r}", param_hint=option
+                f"must be whole numbers of at least {least}, such as 1,2; got {reprlib.repr(word)}", param_hint=option
             )
-    return tuple(map(int, text.split(",")))
+        numbers.append(number)
+    return tuple(numbers)
 
 
 @contextmanager

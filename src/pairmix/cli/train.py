@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,10 @@ import torch
 import typer
 from rich.progress import TextColumn
 
+from pairmix import results
 from pairmix.cli.console import Data, clear_errors, console, progress_bars, show, whole_numbers, words
 from pairmix.experiments import agnews, allocator, runs, shakespeare, teacher
+from pairmix.experiments.data import AGNEWS, SHAKESPEARE, hashes
 from pairmix.experiments.language_models import CELLS
 from pairmix.experiments.layers import LAYERS
 from pairmix.experiments.processes import Processes
@@ -39,7 +41,10 @@ Rate = Annotated[float, typer.Option(help="The learning rate of Adam.")]
 Runs = Annotated[Path, typer.Option(help="The folder for results, checkpoints and TensorBoard.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Leave finished runs, go on with others where they stopped.")]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="How many threads; torch's if not given.")]
+KeepMemory = Annotated[
+    bool, typer.Option("--keep-memory", help="Let glibc keep freed memory for the next step, which saves page faults.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many threads; torch's if not given.")]
 
 
 @app.command("teacher")
@@ -59,6 +64,7 @@ def train_teacher(
     resume: Resume = False,
     save_every: SaveEvery = 60,
     threads: Threads = None,
+    keep_memory: KeepMemory = False,
 ) -> None:
     """Section 9.1: students learn the labels that an SPM, a ReLU and a dense map decide."""
     configs = grid(
@@ -73,8 +79,8 @@ def train_teacher(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, teacher.Experiment, out, resume, save_every, threads)
-    _show_results(out, partial(experiment_tables.accuracy, experiment="teacher"))
+    run_all(configs, teacher.Experiment, out, resume, save_every, threads, keep_memory)
+    _show_results(configs, out, partial(experiment_tables.accuracy, experiment="teacher"))
 
 
 @app.command("agnews")
@@ -92,6 +98,7 @@ def train_agnews(
     resume: Resume = False,
     save_every: SaveEvery = 60,
     threads: Threads = None,
+    keep_memory: KeepMemory = False,
 ) -> None:
     """Section 9.2: the topic of a news item, from hashed words."""
     configs = grid(
@@ -105,8 +112,9 @@ def train_agnews(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, partial(agnews.Experiment, folder=data), out, resume, save_every, threads)
-    _show_results(out, partial(experiment_tables.accuracy, experiment="agnews"))
+    make, data_hashes = partial(agnews.Experiment, folder=data), partial(hashes, AGNEWS, data)
+    run_all(configs, make, out, resume, save_every, threads, keep_memory, data_hashes)
+    _show_results(configs, out, partial(experiment_tables.accuracy, experiment="agnews"))
 
 
 @app.command("shakespeare")
@@ -126,6 +134,7 @@ def train_shakespeare(
     resume: Resume = False,
     save_every: SaveEvery = 60,
     threads: Threads = None,
+    keep_memory: KeepMemory = False,
 ) -> None:
     """Section 9.3: predict the next byte of Shakespeare. The dense side, --layers dense, takes hours."""
     configs = grid(
@@ -141,8 +150,9 @@ def train_shakespeare(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, partial(shakespeare.Experiment, folder=data), out, resume, save_every, threads)
-    _show_results(out, experiment_tables.shakespeare)
+    make, data_hashes = partial(shakespeare.Experiment, folder=data), partial(hashes, SHAKESPEARE, data)
+    run_all(configs, make, out, resume, save_every, threads, keep_memory, data_hashes)
+    _show_results(configs, out, experiment_tables.shakespeare)
 
 
 def grid(config: type[Any], **options: Any) -> list[Any]:
@@ -166,23 +176,41 @@ def run_all(
     resume: bool,
     save_every: float = 60,
     threads: int | None = None,
+    keep_memory: bool = False,
+    data_hashes: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
     """Train one after the other, with a progress bar for each; those that are finished already are left alone."""
     if threads is not None:
         torch.set_num_threads(threads)
-    allocator.keep_freed_memory()
+    if keep_memory:
+        allocator.keep_freed_memory()
     with clear_errors(), Processes.joined() as processes:
         console.quiet = not processes.is_first
-        missing = [config for config in configs if not runs.is_finished(out, config, resume)]
+        data_hashes = cache(data_hashes)
+        missing = [config for config in configs if not runs.is_finished(out, config, resume, data_hashes)]
         for number, config in enumerate(missing, start=1):
             try:
-                with _progress(f"{number}/{len(missing)} {config.name}", config.steps) as on_step:
+                title = f"{number}/{len(missing)} {config.name}"
+                with _clear_memory_errors(config), _progress(title, config.steps) as on_step:
                     options = {"resume": resume, "save_every": save_every, "on_step": on_step}
-                    outcome = runs.run(partial(make, config), out, config, _command(config), **options)
+                    outcome = runs.run(partial(make, config), out, config, results.command_line(), **options)
             except Stopped as stopped:
                 console.print(f"{config.name}: {stopped}. The same command with --resume goes on from there.")
                 raise typer.Exit(130) from stopped
             console.print(f"{config.name}: {_in_words(outcome)}", highlight=False)
+
+
+@contextmanager
+def _clear_memory_errors(config: Any) -> Iterator[None]:
+    """Say which sizes were too large; torch has no exception of its own for that on a CPU."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search("allocate|not enough memory|overflow", str(error)):
+            raise
+        sizes = f"a width of {config.width} and a batch of {config.batch}"
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{config.name} needs more memory than there is, with {sizes}: {reason}") from error
 
 
 @contextmanager
@@ -203,11 +231,19 @@ def _in_words(outcome: dict[str, Any]) -> str:
     return speed
 
 
-def _show_results(out: Path, table: Callable[[Any], Any]) -> None:
-    if not console.quiet:
-        with clear_errors():
-            show(table(collect([out])))
-        console.print(f"Results are in {out}; a page with tables and curves: pairmix report {out} -o report.html")
+def _show_results(configs: Iterable[Any], out: Path, table: Callable[[Any], Any]) -> None:
+    """A table of the runs of this command, whatever else is in the folder."""
+    if console.quiet:
+        return
+    paths = [runs.result_path(out, config) for config in configs]
+    with clear_errors():
+        show(table(collect(paths)))
+    for path in sorted(set(out.rglob("*.json")) - set(paths)):
+        try:
+            results.load(path)
+        except (OSError, ValueError) as error:
+            console.print(f"Not in the table: {error}", markup=False, highlight=False)
+    console.print(f"Results are in {out}; a page with tables and curves: pairmix report {out} -o report.html")
 
 
 def _angle_std(word: str) -> float | str:
@@ -217,15 +253,3 @@ def _angle_std(word: str) -> float | str:
         raise typer.BadParameter(
             f"must be numbers of radians or {teacher.UNIFORM}, got {word!r}", param_hint="--angle-stds"
         ) from error
-
-
-def _command(config: Any) -> str:
-    """What to type for this run alone: which one, and all that is not as usual."""
-    plural = {"layer", "width", "seed", "angle_std", "block", "pairing"}
-    options = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in ("layer", "width", "seed") or value != field.default:
-            name = field.name.replace("_", "-") + "s" * (field.name in plural)
-            options.append(f"--{name} {value}")
-    return " ".join(["pairmix train", config.experiment, *options])

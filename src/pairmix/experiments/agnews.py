@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import scipy.sparse
@@ -19,11 +19,12 @@ from pairmix import files
 from pairmix.experiments import data
 from pairmix.experiments.classification import scores
 from pairmix.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix.experiments.training import Batch, Recipe
+from pairmix.experiments.training import LARGEST_SIZE, Batch, Recipe
 
 CLASSES = 4
 WHOLE = 120_000
 VALIDATION_PART = 0.05
+CHECKSUM_SIZE = 32  # bytes, at the beginning of a cache file
 MODELS = {**LAYERS, "softmax": "no hidden layer: softmax regression on the features"}
 
 
@@ -50,6 +51,7 @@ class Config(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("layer", MODELS)
+        self._check_at_most("width", LARGEST_SIZE)
 
     @property
     def name(self) -> str:
@@ -83,8 +85,9 @@ class Experiment:
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         self.config = config
-        whole = _hashed(data.fetch(data.AGNEWS, "train.csv", folder), config.width)
-        self.test = _hashed(data.fetch(data.AGNEWS, "test.csv", folder), config.width)
+        whole, train_hash = _hashed(data.fetch(data.AGNEWS, "train.csv", folder), config.width)
+        self.test, test_hash = _hashed(data.fetch(data.AGNEWS, "test.csv", folder), config.width)
+        self.data = {"agnews/train.csv": train_hash, "agnews/test.csv": test_hash}
         self.label = "AG News" if len(whole) == WHOLE else f"AG News, {len(whole):,}-row part"
         shuffled = np.random.default_rng(0).permutation(len(whole))  # the same for every seed
         split = max(1, int(VALIDATION_PART * len(whole)))
@@ -126,18 +129,45 @@ def _order(rows: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
 
 
 @lru_cache(maxsize=4)
-def _hashed(path: Path, width: int) -> Part:
-    """The file with its words hashed; kept in the user's cache, under a name that tells what it was made from."""
-    origin = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    cached = data.cache() / "features" / f"agnews-{origin}-{width}.npz"
+def _hashed(path: Path, width: int) -> tuple[Part, str]:
+    """The file with its words hashed, and its SHA-256.
+
+    The features are kept in the user's cache, under a name that tells what they were made from.
+    """
+    origin = data.sha256(path.read_bytes())
+    cached = data.cache() / "features" / f"agnews-{origin.removeprefix('sha256:')[:16]}-{width}"
     texts, labels = data.read_agnews(path)
-    try:
-        with cached.open("rb") as file:  # which numpy leaves open if it is no zip file
-            features = scipy.sparse.load_npz(file)
-    except (OSError, ValueError, EOFError, BadZipFile):  # not there, or cut off
+    features = _read_cache(cached, (len(texts), width))
+    if features is None:
         from sklearn.feature_extraction.text import HashingVectorizer  # a second of importing, mostly not needed
 
         features = HashingVectorizer(n_features=width, dtype=np.float32).transform(texts)
-        with files.atomic(cached) as file:
-            scipy.sparse.save_npz(file, features)
-    return Part(features, torch.tensor(labels))
+        _write_cache(cached, features)
+    return Part(features, torch.tensor(labels)), origin
+
+
+def _write_cache(path: Path, features: scipy.sparse.csr_matrix) -> None:
+    content = BytesIO()
+    scipy.sparse.save_npz(content, features)
+    with files.atomic(path) as file:
+        file.write(_checksum(path, content.getvalue()))
+        file.write(content.getvalue())
+
+
+def _read_cache(path: Path, shape: tuple[int, int]) -> scipy.sparse.csr_matrix | None:
+    """The features, or None if they are not there whole: scipy would read past the end of wrong ones."""
+    try:
+        stored = path.read_bytes()
+        checksum, content = stored[:CHECKSUM_SIZE], stored[CHECKSUM_SIZE:]
+        if checksum != _checksum(path, content):
+            return None
+        features = scipy.sparse.load_npz(BytesIO(content))
+        features.check_format(full_check=True)
+    except Exception:  # whatever is wrong with it, it can be made again
+        return None
+    return features if (features.format, features.shape, features.dtype) == ("csr", shape, np.float32) else None
+
+
+def _checksum(path: Path, content: bytes) -> bytes:
+    """Of what is under this name, so that a renamed file is found too."""
+    return hashlib.sha256(path.name.encode() + content).digest()

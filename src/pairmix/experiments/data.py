@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import reprlib
 from collections.abc import Mapping
@@ -85,6 +86,16 @@ def fetch(dataset: Dataset, file: str, folder: Path | None = None) -> Path:
         bar.close()
         for answer in answers:
             answer.close()  # which pooch does not do if it fails
+
+
+def hashes(dataset: Dataset, folder: Path | None = None) -> dict[str, str]:
+    """The SHA-256 of every file of a dataset as it is here, by names such as "agnews/train.csv"."""
+    return {f"{dataset.name}/{file}": sha256(fetch(dataset, file, folder).read_bytes()) for file in dataset.hashes}
+
+
+def sha256(content: bytes) -> str:
+    """The hash of a file, as it stands in checkpoints and results."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def cache() -> Path:

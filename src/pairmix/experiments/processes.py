@@ -62,6 +62,14 @@ class Processes:
         """Of what every process has."""
         return value if self.count == 1 else self._sum(value) / self.count
 
+    def told_by_first(self, message: str | None) -> str | None:
+        """What the first process has to say, for all of them."""
+        if self.count == 1:
+            return message
+        messages = [message]
+        distributed.broadcast_object_list(messages)
+        return messages[0]
+
     def any(self, flag: bool) -> bool:
         """Whether any process says so: all must stop after the same step."""
         return flag if self.count == 1 else self._sum(float(flag)) > 0

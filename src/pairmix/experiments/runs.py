@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pairmix import files, results
-from pairmix.experiments.checkpoints import CheckpointError
+from pairmix.experiments import locks
+from pairmix.experiments.checkpoints import CheckpointError, differences
 from pairmix.experiments.processes import Processes
 from pairmix.experiments.training import Experiment, train
 
 
-def is_finished(out: Path, config: Any, resume: bool) -> bool:
+def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mapping[str, str]] = dict) -> bool:
     """Whether the run is finished already, in which case there is nothing to resume.
 
+    Args:
+        out: the folder of all runs.
+        config: that of the experiment.
+        resume: whether a finished run may be there.
+        hashes: gives those of the data; called only for a result that has some.
+
     Raises:
-        CheckpointError: if what is there is another run, or is not to be gone on with.
+        CheckpointError: if what is there is another run, or `resume` is false.
     """
     path = result_path(out, config)
     if not path.exists():
@@ -26,40 +33,49 @@ def is_finished(out: Path, config: Any, resume: bool) -> bool:
     if not resume:
         raise CheckpointError(f"{path} is of an earlier run: --resume leaves it as it is, --out chooses another place")
     try:
-        stored = results.load(path)["config"]
+        stored = results.load(path)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    ours = asdict(config)
-    differences = [
-        f"{key} is {stored.get(key)!r} there and {ours[key]!r} here" for key in ours if stored.get(key) != ours[key]
-    ]
-    if differences:
-        raise CheckpointError(f"{path} is of another run: {'; '.join(differences)}; --out chooses another place")
+    other = differences(stored["config"], asdict(config))
+    if not other and "data" in stored:  # older results do not say what their data was
+        other = differences(stored["data"], hashes())
+    if other:
+        raise CheckpointError(f"{path} is of another run: {other}; --out chooses another place")
     return True
 
 
 def run(make: Callable[[], Experiment], out: Path, config: Any, command: str, **options: Any) -> dict[str, Any]:
-    """Train, and write the result; gives what it came to.
+    """Train, and write the result; gives what it came to. No other process can train the same run meanwhile.
 
     Args:
         make: gives the experiment; called only here, as it may have to read its data.
         out: the folder of all runs.
         config: that of the experiment.
-        command: what to type for this run alone.
+        command: what was typed.
         options: of `train`.
+
+    Raises:
+        CheckpointError: if another process is training this run, and as `train` does.
     """
-    trained = train(make(), out / config.name, **options)
-    if Processes.of_this_run().is_first:
-        path = result_path(out, config)
-        results.save(path, command, asdict(config), trained.rows, trained.outcome)
-        files.sweep(path)
+    experiment = make()
+    with locks.held(out / config.name):
+        trained = train(experiment, out / config.name, **options)
+        if Processes.of_this_run().is_first:
+            path = result_path(out, config)
+            results.save(path, command, asdict(config), trained.rows, trained.outcome, experiment.data)
+            files.sweep(path)
     return trained.outcome
 
 
 def discard(out: Path, config: Any) -> None:
-    """Remove a run, whether it is finished or not."""
-    result_path(out, config).unlink(missing_ok=True)
-    shutil.rmtree(out / config.name, ignore_errors=True)
+    """Remove a run, whether it is finished or not.
+
+    Raises:
+        CheckpointError: if a process is training it.
+    """
+    with locks.held(out / config.name):
+        result_path(out, config).unlink(missing_ok=True)
+        shutil.rmtree(out / config.name, ignore_errors=True)
 
 
 def result_path(out: Path, config: Any) -> Path:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pairmix.experiments import data
 from pairmix.experiments.language_models import CELLS, LanguageModel, generate
 from pairmix.experiments.layers import LAYERS, count_parameters
-from pairmix.experiments.training import Batch, Recipe, cross_entropy
+from pairmix.experiments.training import LARGEST_SIZE, Batch, Recipe, cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ class Config(Recipe):
         super().__post_init__()
         self._check_choice("layer", LAYERS)
         self._check_choice("cell", CELLS)
+        self._check_at_most("width", LARGEST_SIZE)
 
     @property
     def name(self) -> str:
@@ -69,6 +70,7 @@ class Experiment:
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         self.config = config
         text = data.read_shakespeare(data.fetch(data.SHAKESPEARE, "input.txt", folder))
+        self.data = {"shakespeare/input.txt": data.sha256(text)}
         split = int(0.9 * len(text))
         self.train, self.valid = (
             torch.frombuffer(bytearray(part), dtype=torch.uint8).long() for part in (text[:split], text[split:])

@@ -16,7 +16,7 @@ from torch import nn
 
 from pairmix.experiments.classification import scores
 from pairmix.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix.experiments.training import Batch, Recipe
+from pairmix.experiments.training import LARGEST_SIZE, Batch, Recipe
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import near_identity_
 from pairmix.schedule import Schedule
@@ -55,6 +55,7 @@ class Config(Recipe):
         super().__post_init__()
         self._check_choice("layer", LAYERS)
         self._check_choice("pairing", PAIRINGS)
+        self._check_at_most("width", LARGEST_SIZE)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
 
@@ -111,6 +112,7 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.data: dict[str, str] = {}  # the teacher makes it all
         self.teacher = Teacher(config.width, config.classes, config.angle_std, config.seed)
 
     def build(self) -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -21,11 +21,15 @@ from torch.nn import functional as F
 from pairmix import files
 from pairmix.experiments import checkpoints
 from pairmix.experiments.processes import Processes
+from pairmix.experiments.scalars import Scalars
 from pairmix.experiments.signals import Stopped, StopRequest
 
 Batch = tuple[Tensor, Tensor]
 OnStep = Callable[[int, float, float], None]
 """Is told the step, its loss and its milliseconds."""
+
+MOST_STEPS = 10**6  # a checkpoint has the time of every step
+LARGEST_SIZE = 2**31 - 1  # an index of SPM has 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +58,17 @@ class Recipe:
         for name in ("steps", "batch", "log_every", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._check_at_most("steps", MOST_STEPS)
+        self._check_at_most("batch", LARGEST_SIZE)
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0, got {self.lr}")
         self._check_choice("decay", ("cosine", "constant"))
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be in 0..2^31-1, got {self.seed}")
+
+    def _check_at_most(self, name: str, limit: int) -> None:
+        if getattr(self, name) > limit:
+            raise ValueError(f"{name} must be at most {limit}, got {getattr(self, name)}")
 
     def _check_choice(self, name: str, choices: Iterable[str]) -> None:
         if getattr(self, name) not in choices:
@@ -77,6 +87,10 @@ class Experiment(Protocol):
     @property
     def config(self) -> Recipe:
         """All its settings."""
+
+    @property
+    def data(self) -> Mapping[str, str]:
+        """The files that it reads, such as "agnews/train.csv", with their hashes "sha256:..."."""
 
     def build(self) -> nn.Module:
         """The model before training, from torch's random state."""
@@ -144,7 +158,7 @@ class Run:
 
     def __init__(self, experiment: Experiment, processes: Processes, folder: Path | None, resume: bool) -> None:
         self.experiment, self.processes, self.config = experiment, processes, experiment.config
-        self.description = asdict(self.config)
+        self.description = {**asdict(self.config), **experiment.data}
         torch.manual_seed(self.config.seed)
         model = experiment.build()
         record: dict[str, Any] = {"rows": [], "losses": [], "milliseconds": []}  # losses: since the last row
@@ -162,11 +176,7 @@ class Run:
         self.milliseconds: list[float] = self.state.record["milliseconds"]
         self.losses: list[float] = self.state.record["losses"]
         self.parallel_model = processes.parallel(model)
-        self.scalars = None
-        if folder is not None and processes.is_first:
-            from torch.utils.tensorboard import SummaryWriter  # seconds of importing, which few commands need
-
-            self.scalars = SummaryWriter(str(folder), purge_step=self.state.step + 1)
+        self.scalars = Scalars(folder, self.state.step + 1) if folder is not None and processes.is_first else None
 
     def advance(self) -> tuple[float, float]:
         """Take a step; its loss and its milliseconds."""
@@ -200,14 +210,11 @@ class Run:
         self.rows.append(row)
         self.losses.clear()
         if self.scalars is not None:
-            for name, value in row.items():
-                self.scalars.add_scalar(name, value, self.state.step)
+            self.scalars.add(row)
 
     def store(self) -> None:
         """Write the checkpoint."""
         if self.checkpoint is not None and self.processes.is_first:
-            if self.scalars is not None:
-                self.scalars.flush()  # what comes before the checkpoint is not written again
             checkpoints.store(self.checkpoint, self.state, self.description)
 
     def finish(self) -> Trained:
@@ -222,8 +229,6 @@ class Run:
         if self.processes.is_first:
             with torch.inference_mode():
                 outcome |= self.experiment.conclude(self.state.model)
-        if self.scalars is not None:
-            self.scalars.close()
         return Trained(self.state.model, self.rows, outcome)
 
 
