@@ -21,6 +21,7 @@ from pairmix.bench import operator_grid, operator_latency, operator_scaling, ope
 from pairmix.bench import steps as bench_steps
 from pairmix.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
 from pairmix.experiments import allocator
+from pairmix.experiments import data as data_files
 from pairmix.report import plots, tables
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
@@ -40,7 +41,7 @@ def bench_init_command(
         with progress_bars() as progress:
             rows = list(progress.track(bench_init.run(config), total=config.runs, description="training"))
         show(tables.initialisations(rows))
-        save(out / "init", results.command_line(), asdict(config), rows, plots.initialisations)
+        save(out / "init", asdict(config), rows, plots.initialisations)
 
 
 OPERATOR_MODES: dict[str, tuple[Any, Callable[[tables.Rows], tables.Table], Callable[[tables.Rows, Path], None]]] = {
@@ -94,7 +95,7 @@ def bench_operator_command(
             show(reached)
             if tables.is_disturbed(reached):
                 console.print(tables.DISTURBED_NOTE)
-        save(out / name, results.command_line(), asdict(config), rows, plot)
+        save(out / name, asdict(config), rows, plot)
 
 
 @app.command("modules")
@@ -117,7 +118,7 @@ def bench_modules_command(
     with _measuring_for(out):
         rows = _live(bench_modules.run(config), tables.modules)
         show(tables.modules_memory(rows))
-        save(out / "modules", results.command_line(), asdict(config), rows, plots.modules)
+        save(out / "modules", asdict(config), rows, plots.modules)
 
 
 @app.command("steps")
@@ -141,7 +142,8 @@ def bench_steps_command(
         allocator.keep_freed_memory()
     with _measuring_for(out):
         rows = _live(bench_steps.run(config, data), tables.steps)
-        save(out / "steps", results.command_line(), settings, rows, plots.steps)
+        hashes = {**data_files.hashes(data_files.AGNEWS, data), **data_files.hashes(data_files.SHAKESPEARE, data)}
+        save(out / "steps", settings, rows, plots.steps, hashes)
 
 
 @contextmanager

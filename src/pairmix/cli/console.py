@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,10 +48,16 @@ def rendered(table: tables.Table) -> Table:
     return rendered
 
 
-def save(base: Path, command: str, config: dict[str, Any], rows: list[dict[str, Any]], plot: Any) -> None:
+def save(
+    base: Path,
+    config: dict[str, Any],
+    rows: list[dict[str, Any]],
+    plot: Any,
+    data: Mapping[str, str] | None = None,
+) -> None:
     """Write what was measured, and a picture of it beside it."""
     json_path, picture_path = base.with_suffix(".json"), base.with_suffix(".png")
-    results.save(json_path, command, config, rows)
+    results.save(json_path, results.command_line(), config, rows, data=data)
     plot(rows, picture_path)
     console.print(f"Wrote {json_path} and {picture_path}")
 
@@ -81,11 +88,18 @@ def whole_numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether it says that a size was too large; torch has no exception of its own for that on a CPU."""
+    return isinstance(error, MemoryError) or bool(re.search("allocate|not enough memory|overflow", str(error)))
+
+
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """What a user can do something about is said in a sentence, without a traceback."""
     try:
         yield
-    except (CheckpointError, DataError, OSError, ValueError) as error:
+    except (CheckpointError, DataError, OSError, ValueError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
         Console(stderr=True).print(f"[bold red]Error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -15,7 +14,16 @@ import typer
 from rich.progress import TextColumn
 
 from pairmix import results
-from pairmix.cli.console import Data, clear_errors, console, progress_bars, show, whole_numbers, words
+from pairmix.cli.console import (
+    Data,
+    clear_errors,
+    console,
+    is_out_of_memory,
+    progress_bars,
+    show,
+    whole_numbers,
+    words,
+)
 from pairmix.experiments import agnews, allocator, runs, shakespeare, teacher
 from pairmix.experiments.data import AGNEWS, SHAKESPEARE, hashes
 from pairmix.experiments.language_models import CELLS
@@ -188,6 +196,8 @@ def run_all(
         console.quiet = not processes.is_first
         data_hashes = cache(data_hashes)
         missing = [config for config in configs if not runs.is_finished(out, config, resume, data_hashes)]
+        if missing:
+            results.check_traceable(out)
         for number, config in enumerate(missing, start=1):
             try:
                 title = f"{number}/{len(missing)} {config.name}"
@@ -202,11 +212,11 @@ def run_all(
 
 @contextmanager
 def _clear_memory_errors(config: Any) -> Iterator[None]:
-    """Say which sizes were too large; torch has no exception of its own for that on a CPU."""
+    """Say which sizes were too large."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search("allocate|not enough memory|overflow", str(error)):
+        if not is_out_of_memory(error):
             raise
         sizes = f"a width of {config.width} and a batch of {config.batch}"
         reason = str(error).partition("\n")[0]
