@@ -6,24 +6,41 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from sybil import Sybil
+from sybil import Document, Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
-
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser()], patterns=["*.md"], fixtures=["_the_same_random_numbers"]
-).pytest()
 
 torch.set_num_threads(1)  # the tests themselves run two at a time
 settings.register_profile("the same in every run", derandomize=True, deadline=None)
 settings.load_profile("the same in every run")
 
 
-@pytest.fixture(autouse=True)
-def _the_same_random_numbers():
-    """Before every test, so that none depends on those that ran before it."""
+def seed_everything():
+    """Start all random numbers anew, so that no test depends on those that ran before it."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - tests have generators of their own, but libraries may not
     random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_random_numbers():
+    seed_everything()
+
+
+class Page(Document):
+    """Its examples build on each other: the process that runs one has run all those before it."""
+
+    last = -1
+
+    def evaluate(self, example, evaluator):
+        """Evaluate what comes before the example too, if another process got it."""
+        for each in self.examples():
+            if self.last < each.start <= example.start:
+                self.last = each.start
+                seed_everything()
+                super().evaluate(each, each.region.evaluator)
+
+
+pytest_collect_file = Sybil([PythonCodeBlockParser()], patterns=["*.md"], document_types={".md": Page}).pytest()
 
 
 def pytest_addoption(parser):

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 import oracle
+from kernels import running
 from pairmix import Schedule, _kernels
 from pairmix.functional import spm
 
@@ -142,35 +144,27 @@ def run(layer: Layer) -> dict[str, Tensor]:
     return {"output": y.detach(), **dict(zip(layer.wanted, gradients, strict=True))}
 
 
-def operations(arguments: oracle.Arguments) -> int:
-    """The most roundings on the way to a number: the stages, the sums over the rows, and those of tile and fold."""
-    n, rows = arguments.schedule.n, arguments.x.shape[:-1].numel()
-    return 4 * arguments.schedule.stages + rows + n // arguments.x.shape[-1] + n // arguments.out_features + 4
-
-
-def check(seed: int) -> str | None:
-    """What is wrong with the layer of this seed; None if nothing is."""
+def check(seed: int, targets: Sequence[str] = tuple(_kernels.targets())) -> str | None:
+    """What is wrong with the layer of this seed on one of these instruction sets; None if nothing is."""
     torch.set_num_threads(1)
     layer = random_layer(seed)
     answers = oracle.answers(layer.arguments, layer.grad)
-    torch.set_num_threads(layer.threads)
-    best = _kernels.target()
     try:
-        for target in _kernels.targets():
-            _kernels.use_target(target)
-            for name, actual in run(layer).items():
-                oracle.assert_matches(actual, answers[name], operations(layer.arguments), f"{target}: {name}")
+        for target in targets:
+            with running(target, layer.threads):
+                results = run(layer)
+            for name, actual in results.items():
+                oracle.assert_matches(actual, answers[name], f"{target}: {name}")
     except Exception as error:
         return f"{error or type(error).__name__} ({layer.description})"
-    finally:
-        _kernels.use_target(best)
-        torch.set_num_threads(1)
     return None
 
 
 def check_all(first: int, count: int, jobs: int) -> int:
     """Check the layers of the seeds from `first` on; the number of those that fail."""
     start, failures, seed = time.monotonic(), 0, first
+    # All processes together have more threads than there are cores: those that wait must not spin.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
         try:
             for done, problem in enumerate(executor.map(check, range(first, first + count)), 1):
