@@ -36,7 +36,7 @@ with_sanitized_kernels() {
 build_with_thread_sanitizer() {
   local compiler=$1 sources=$2 program=$3
   "$compiler" -std=gnu++17 -O1 -g -fopenmp -fsanitize=thread -Wno-psabi -DPAIRMIX_TARGET=baseline \
-    -DPAIRMIX_VECTOR_BYTES=16 -I"$sources" tests/native/threads.cpp "$sources"/{plan,kernel}.cpp -o "$build/$program"
+    -DPAIRMIX_VECTOR_BYTES=16 -I"$sources" tests/native/threads.cpp "$sources"/{memory,plan,kernel}.cpp -o "$build/$program"
 }
 
 # gcc's OpenMP library is invisible to ThreadSanitizer, which then sees races where there are barriers. Clang's explains
@@ -55,7 +55,7 @@ assert "build/sanitize" in _kernels.__file__, _kernels.__file__'
   # AddressSanitizer keeps what was freed for a while, which looks like growing memory. The reference has no kernels to
   # watch. A worker that dies says why on its own output, which must not be captured.
   with_sanitized_kernels -m pytest -q -s -x --max-worker-restart=0 tests/ops/test_parity.py tests/ops/test_cpu.py \
-    tests/ops/test_recurrence.py \
+    tests/ops/test_recurrence.py tests/ops/test_border.py \
     -k 'not memory_does_not_grow and not reference'
   passed
 

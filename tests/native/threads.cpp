@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernel.h"
-#include "pool.h"
+#include "memory.h"
 
 using namespace pairmix;
 
