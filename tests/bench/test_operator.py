@@ -143,9 +143,9 @@ class TestContenders:
 class TestMemory:
     x = torch.randn(32, 64)
 
-    @pytest.mark.parametrize("build", [partial(nn.Linear, 64, 64), partial(SPMLinear, 64, 64)])
-    def test_only_x_is_kept(self, build):
-        assert memory.bytes_kept(build(), self.x) == self.x.nbytes
+    @pytest.mark.parametrize("make_layer", [partial(nn.Linear, 64, 64), partial(SPMLinear, 64, 64)])
+    def test_only_x_is_kept(self, make_layer):
+        assert memory.bytes_kept(make_layer(), self.x) == self.x.nbytes
 
     def test_what_is_computed_on_the_way_counts(self):
         assert memory.bytes_kept(LowRank(64, 8), self.x) == self.x.nbytes + 32 * 8 * 4

@@ -12,7 +12,7 @@ from pairmix import cli
 from pairmix.report import page
 from pairmix.report.runs import collect
 
-GONE = object()
+GONE = ...  # which no JSON holds
 RUNS = {"teacher": teacher, "agnews": agnews, "shakespeare": shakespeare}
 
 
