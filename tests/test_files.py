@@ -113,3 +113,8 @@ def test_sweep_leaves_other_files_alone(tmp_path):
 def test_sweep_of_a_folder_that_is_not_there(tmp_path):
     files.sweep(tmp_path / "nowhere" / "file")
     assert names(tmp_path) == []
+
+
+def test_a_full_disk_says_which_file_did_not_fit(tmp_path):
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/file'"), files.atomic(tmp_path / "file"):
+        raise OSError(28, "No space left on device")
