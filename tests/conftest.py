@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import running
-from pairmix import _kernels
+from kernels import running, using
+from pairmix import _kernels, ops
 
 
 def pytest_addoption(parser):
@@ -31,22 +31,31 @@ def target(request):
         yield request.param
 
 
+@pytest.fixture(scope="session")
+def builds(request):
+    """All implementations to test, the kernels once for each instruction set, for `kernels.using`."""
+    return chosen_builds(request.config)
+
+
 @pytest.fixture
 def impl(build):
-    """An implementation: the test runs once for each, and for the kernels once for each instruction set."""
-    name, _, target = build.partition(" ")
-    with running(target or _kernels.target()):
+    """The name of an implementation: the test runs once for each build."""
+    with using(build) as name:
         yield name
 
 
 def pytest_generate_tests(metafunc):
-    targets = chosen_targets(metafunc.config)
     if "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", targets, indirect=True)
+        metafunc.parametrize("target", chosen_targets(metafunc.config), indirect=True)
     if "build" in metafunc.fixturenames:
-        metafunc.parametrize("build", ["reference", *(f"cpu {target}" for target in targets)])
+        metafunc.parametrize("build", chosen_builds(metafunc.config))
 
 
 def chosen_targets(config):
     only = config.getoption("--target")
     return _kernels.targets() if only is None else [only]
+
+
+def chosen_builds(config):
+    kernels = [f"cpu {target}" for target in chosen_targets(config)]
+    return [*kernels, *(name for name in ops.IMPLS if name != "cpu")]

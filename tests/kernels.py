@@ -1,4 +1,4 @@
-"""Which of the compiled kernels run."""
+"""Which implementation runs, and of the compiled kernels for which instruction set."""
 
 from contextlib import contextmanager
 
@@ -18,3 +18,11 @@ def running(target, threads=1):
     finally:
         _kernels.use_target(before[0])
         torch.set_num_threads(before[1])
+
+
+@contextmanager
+def using(build):
+    """The impl's name; for `"cpu avx2"` with the kernels for that instruction set in use."""
+    impl, _, target = build.partition(" ")
+    with running(target or _kernels.target()):
+        yield impl

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from kernels import running
+from kernels import using
 from pairmix import Schedule
 from pairmix.functional import spm
 
@@ -29,74 +29,70 @@ SCHEDULES = {
 RECTANGLES = [(1, 8), (8, 1), (1, 7), (7, 1), (3, 7), (7, 3), (4, 12), (12, 4), (5, 64), (64, 5), (97, 100), (100, 97)]
 
 
-def check(arguments, impl, grad=None):
-    """Compare the output and every gradient with the oracle."""
-    y = spm(
-        arguments.x,
-        arguments.blocks,
-        arguments.schedule,
-        d_in=arguments.d_in,
-        d_out=arguments.d_out,
-        bias=arguments.bias,
-        residual_scale=arguments.residual_scale,
-        out_features=arguments.out_features,
-        impl=impl,
-    )
+def check(arguments, builds, grad=None):
+    """Compare the output and every gradient of all implementations with the oracle."""
+    a, dtype = arguments, arguments.x.dtype
     if grad is None:
-        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
-    answers = oracle.answers(arguments, grad)
-    for name, actual in {"output": y.detach(), **oracle.gradients(y, arguments, grad)}.items():
-        assert actual.dtype == (arguments.x.dtype if name == "output" else getattr(arguments, name).dtype)
-        oracle.assert_matches(actual, answers[name], name)
+        shape = (*a.x.shape[:-1], a.out_features)
+        grad = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    answers = oracle.answers(a, grad)
+    options = {"d_in": a.d_in, "d_out": a.d_out, "bias": a.bias, "residual_scale": a.residual_scale}
+    for build in builds:
+        with using(build) as impl:
+            y = spm(a.x, a.blocks, a.schedule, **options, out_features=a.out_features, impl=impl)
+            results = {"output": y.detach(), **oracle.gradients(y, a, grad)}
+        for name, actual in results.items():
+            assert actual.dtype == dtype, f"{build}: {name}"
+            oracle.assert_matches(actual, answers[name], f"{build}: {name}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize("n", WIDTHS)
-def test_square(n, kind, block, dtype, impl):
+def test_square(n, kind, block, dtype, builds):
     log = (n - 1).bit_length()
     for stages, residual in product(sorted({0, 1, 3, log, 2 * log}), ["scale", "pass"] if n % 2 else ["pass"]):
         schedule = SCHEDULES[kind](n, stages)
-        check(oracle.random_arguments(schedule, block, dtype=dtype, residual=residual, leading=(3,)), impl)
+        check(oracle.random_arguments(schedule, block, dtype=dtype, residual=residual, leading=(3,)), builds)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize(("in_features", "out_features"), RECTANGLES)
-def test_rectangular(in_features, out_features, block, dtype, impl):
+def test_rectangular(in_features, out_features, block, dtype, builds):
     for kind, residual in product(SCHEDULES, ["scale", "pass"]):
         schedule = SCHEDULES[kind](max(in_features, out_features), 4)
         arguments = oracle.random_arguments(
             schedule, block, in_features=in_features, out_features=out_features, dtype=dtype, residual=residual
         )
-        check(arguments, impl)
+        check(arguments, builds)
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 130])
 @pytest.mark.parametrize("n", [6, 12, 63, 64, 100])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_batches_that_fill_tiles_or_not(block, n, rows, impl):
+def test_batches_that_fill_tiles_or_not(block, n, rows, builds):
     for dtype, kind in product((torch.float32, torch.float64), ("butterfly", "random")):
-        check(oracle.random_arguments(SCHEDULES[kind](n, 7), block, leading=(rows,), dtype=dtype), impl)
+        check(oracle.random_arguments(SCHEDULES[kind](n, 7), block, leading=(rows,), dtype=dtype), builds)
 
 
 @pytest.mark.parametrize("in_features", [1, 3, 10])
 @pytest.mark.parametrize("out_features", [1, 4, 10])
-def test_wider_than_both_ends(in_features, out_features, impl):
+def test_wider_than_both_ends(in_features, out_features, builds):
     arguments = oracle.random_arguments(Schedule.butterfly(10), in_features=in_features, out_features=out_features)
-    check(arguments, impl)
+    check(arguments, builds)
 
 
 @pytest.mark.parametrize("leading", [(), (0,), (1,), (4,), (2, 3), (2, 0, 3), (1, 2, 1, 2)], ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_leading_dimensions(leading, block, impl):
-    check(oracle.random_arguments(Schedule.butterfly(7), block, leading=leading, in_features=5), impl)
+def test_leading_dimensions(leading, block, builds):
+    check(oracle.random_arguments(Schedule.butterfly(7), block, leading=leading, in_features=5), builds)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block", BLOCKS)
-def test_memory_layouts_of_x(block, dtype, impl):
+def test_memory_layouts_of_x(block, dtype, builds):
     arguments = oracle.random_arguments(Schedule.butterfly(12), block, leading=(4, 6), dtype=dtype)
     values = arguments.x.detach()
     padded = torch.full((8, 6, 30), torch.nan, dtype=dtype)
@@ -110,21 +106,21 @@ def test_memory_layouts_of_x(block, dtype, impl):
     for layout in layouts.values():
         assert not layout.is_contiguous()
         arguments.x = layout.requires_grad_() if layout.is_leaf else layout.detach().requires_grad_()
-        check(arguments, impl)
+        check(arguments, builds)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_gradient_that_is_expanded_or_strided(block, impl):
+def test_a_gradient_that_is_expanded_or_strided(block, builds):
     arguments = oracle.random_arguments(Schedule.butterfly(6), block)
     values = torch.randn(6, 10, dtype=torch.float64)
     for grad in (values[:1, :1].expand(5, 6), values[:1, :6].expand(5, 6), values[:, ::2].T):
-        check(arguments, impl, grad)
+        check(arguments, builds, grad)
 
 
-def test_without_optional_arguments(impl):
+def test_without_optional_arguments(builds):
     arguments = oracle.random_arguments(Schedule.butterfly(9), residual="pass")
     arguments.d_in = arguments.d_out = arguments.bias = None
-    check(arguments, impl)
+    check(arguments, builds)
 
 
 def test_the_output_is_never_the_input_itself(impl):
@@ -154,18 +150,15 @@ def layers(draw):
 
 @settings(max_examples=200)
 @given(arguments=layers())
-def test_random_matchings(targets, arguments):
-    check(arguments, "reference")
-    for target in targets:
-        with running(target):
-            check(arguments, "cpu")
+def test_random_matchings(builds, arguments):
+    check(arguments, builds)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_unit_vectors_give_the_matrix(block, impl):
+def test_unit_vectors_give_the_matrix(block, builds):
     arguments = oracle.random_arguments(Schedule.random(31, 6), block, in_features=12, out_features=31)
     arguments.x, arguments.bias = torch.eye(12, dtype=torch.float64, requires_grad=True), None
-    check(arguments, impl)
+    check(arguments, builds)
     answer = oracle.answers(arguments, torch.ones(12, 31))["output"]
     answer.roundings += 31  # of the products of matrices
     oracle.assert_matches(oracle.dense(arguments).T, answer)
