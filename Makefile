@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo reproduce test fuzz sanitize lint format wheel results clean
+.PHONY: help install demo reproduce test fuzz fuzz-files sanitize lint format wheel results clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,7 +40,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
-	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA)
+	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
 	$(BIN)/pairmix report results/teacher results/agnews results/shakespeare results/steps.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
 
@@ -49,6 +49,10 @@ test: $(INSTALLED) ## Run all tests, and every example in README, docs and docst
 
 fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= and COUNT= choose others
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
+
+fuzz-files: $(INSTALLED) ## Read 10,000 damaged checkpoints and report 1,000 malformed results
+	$(BIN)/python tests/experiments/fuzz_checkpoints.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
+	$(BIN)/python tests/report/fuzz_results.py --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
 
 sanitize: $(INSTALLED) ## Test the kernels for memory errors, undefined behaviour and races
 	tests/sanitize.sh
@@ -73,7 +77,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench operator --scaling --out results
 	$(BIN)/pairmix bench operator --variants --out results
 	$(BIN)/pairmix bench modules --out results
-	$(BIN)/pairmix bench steps $(WITH_DATA) --out results
+	$(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind

@@ -29,7 +29,7 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
             part.replace(path)
         except BaseException as error:
             part.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.filename is None:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = str(path)  # a full disk does not say what did not fit
             raise
 

@@ -25,6 +25,7 @@ def bench(request, monkeypatch, tmp_path):
 
     def run(measure):
         monkeypatch.setattr(MODULES[request.param], "run", measure)
+        monkeypatch.setattr(cli.bench.bench_steps, "hashes", lambda config, folder: {})  # there is no data
         return CliRunner().invoke(cli.app, ["bench", *request.param.split(), "--out", str(tmp_path / "out")])
 
     return run
@@ -60,7 +61,7 @@ def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(bench, monkeypatch, 
     monkeypatch.setattr(cli.bench, "_live", lambda measured, table: [])
     monkeypatch.setattr(cli.bench, "show", lambda table: None)
 
-    def full(*arguments):
+    def full(*arguments, **data):
         raise OSError("no space left")
 
     monkeypatch.setattr(results, "save", full)
@@ -72,7 +73,13 @@ def test_the_command_is_the_one_that_was_typed(bench, monkeypatch, tmp_path):
     monkeypatch.setattr(cli.bench, "_live", lambda measured, table: [])
     monkeypatch.setattr(cli.bench, "show", lambda table: None)
     saved = []
-    monkeypatch.setattr(cli.bench, "save", lambda base, command, *rest: saved.append(command))
+    monkeypatch.setattr(results, "save", lambda path, command, *rest, **data: saved.append(command))
+    for plot in (cli.bench.plots.initialisations, cli.bench.plots.modules, cli.bench.plots.steps):
+        monkeypatch.setattr(cli.bench.plots, plot.__name__, lambda rows, path: None)
+    modes = {
+        name: (module, table, lambda rows, path: None) for name, (module, table, _) in cli.bench.OPERATOR_MODES.items()
+    }
+    monkeypatch.setattr(cli.bench, "OPERATOR_MODES", modes)
     result = bench(lambda *arguments: iter(()))
     assert result.exit_code == 0, result.output
     assert saved == ["pairmix bench 'what was' typed"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pairmix.bench.timing import current_threads, interleaved, measured, settings
-from pairmix.experiments import agnews, shakespeare, teacher
+from pairmix.experiments import agnews, data, shakespeare, teacher
 from pairmix.experiments.language_models import SYMBOLS
 from pairmix.experiments.training import Experiment, make_optimizer, timed_step
 
@@ -59,6 +59,15 @@ class TorchRNN(nn.Module):
         one_hot = nn.functional.one_hot(text.T, SYMBOLS).float()
         logits: Tensor = self.head(self.rnn(one_hot)[0])
         return logits.transpose(0, 1)
+
+
+def hashes(config: Config, folder: Path | None = None) -> dict[str, str]:
+    """Those of the files that the experiments read."""
+    found: dict[str, str] = {}
+    for dataset, widths in ((data.AGNEWS, config.agnews_widths), (data.SHAKESPEARE, config.shakespeare_widths)):
+        if widths:
+            found |= data.hashes(dataset, folder)
+    return found
 
 
 def run(config: Config, folder: Path | None = None) -> Iterator[dict[str, Any]]:

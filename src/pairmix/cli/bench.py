@@ -21,7 +21,6 @@ from pairmix.bench import operator_grid, operator_latency, operator_scaling, ope
 from pairmix.bench import steps as bench_steps
 from pairmix.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
 from pairmix.experiments import allocator
-from pairmix.experiments import data as data_files
 from pairmix.report import plots, tables
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
@@ -142,8 +141,7 @@ def bench_steps_command(
         allocator.keep_freed_memory()
     with _measuring_for(out):
         rows = _live(bench_steps.run(config, data), tables.steps)
-        hashes = {**data_files.hashes(data_files.AGNEWS, data), **data_files.hashes(data_files.SHAKESPEARE, data)}
-        save(out / "steps", settings, rows, plots.steps, hashes)
+        save(out / "steps", settings, rows, plots.steps, bench_steps.hashes(config, data))
 
 
 @contextmanager

@@ -36,11 +36,12 @@ def demo(
         f"The teacher labels {width} random numbers by a short chain of pairwise mixings, a ReLU and a dense map.\n"
         f"Two students of its form learn from {steps:,} batches of {configs[0].batch}: nn.Linear and SPMLinear.\n"
     )
-    for config in configs:
-        runs.discard(out, config)  # those of an earlier demo
+    with clear_errors():
+        for config in configs:
+            runs.discard(out, config)  # those of an earlier demo
     run_all(configs, teacher.Experiment, out, resume=False)
     with clear_errors():
-        found = collect([out])
+        found = collect([runs.result_path(out, config) for config in configs])
         show(experiments.accuracy(found, "teacher"))
         page.write(found, out / "report.html")
     console.print(f"Wrote {out / 'report.html'}: open it in a browser.")
