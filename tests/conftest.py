@@ -38,17 +38,17 @@ def builds(request):
 
 
 @pytest.fixture
-def impl(build):
-    """The name of an implementation: the test runs once for each build."""
-    with using(build) as name:
+def impl(implementation):
+    """The name of an implementation: the test runs once for each of `builds`."""
+    with using(implementation) as name:
         yield name
 
 
 def pytest_generate_tests(metafunc):
     if "target" in metafunc.fixturenames:
         metafunc.parametrize("target", chosen_targets(metafunc.config), indirect=True)
-    if "build" in metafunc.fixturenames:
-        metafunc.parametrize("build", chosen_builds(metafunc.config))
+    if "implementation" in metafunc.fixturenames:
+        metafunc.parametrize("implementation", chosen_builds(metafunc.config))
 
 
 def chosen_targets(config):

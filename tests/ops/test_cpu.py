@@ -135,15 +135,16 @@ def test_calls_from_many_threads_at_once(threads, target):
 
 
 class Mixed(torch.utils.data.Dataset):
-    """Examples that an SPM layer computes in the worker."""
+    """Examples that an SPM layer computes in the worker, with the kernels that are in use here."""
 
     def __init__(self, layer):
-        self.layer = layer
+        self.layer, self.target = layer, _kernels.target()
 
     def __len__(self):
         return 6
 
     def __getitem__(self, index):
+        _kernels.use_target(self.target)
         with torch.no_grad():
             return self.layer(torch.full((40, 64), float(index)))
 
