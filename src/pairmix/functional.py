@@ -75,8 +75,7 @@ def spm(
     """
     if out_features is None:
         out_features = schedule.n
-    order = schedule.order_on(x.device)
-    arguments = (x, blocks, order, d_in, d_out, bias, residual_scale, out_features, maps)
+    arguments = (x, blocks, schedule._order, d_in, d_out, bias, residual_scale, out_features, maps)
     if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu"):
         quick = next(iter(ops.IMPLS)) if impl == "auto" else impl
         if quick in ops.IMPLS and ops.IMPLS[quick].fits(*arguments):
@@ -85,6 +84,7 @@ def spm(
     impl = choose_impl(impl, x.device)
     parameters = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
     x = _checked(x, blocks, schedule, parameters, out_features, maps)
+    order = schedule.order_on(x.device)
     y: Tensor = ops.spm(x, blocks, order, *parameters.values(), out_features, maps, impl)
     return y
 

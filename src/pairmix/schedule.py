@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
@@ -39,6 +39,7 @@ class Schedule:
     order: Indices
     kind: str
     seed: int | None = None
+    _order: torch.Tensor = field(init=False)  # as `order_on` gives it for the CPU, found without a call
 
     def __post_init__(self) -> None:
         order = np.ascontiguousarray(self.order, np.int32)
@@ -103,8 +104,7 @@ class Schedule:
 
     def order_on(self, device: torch.device) -> torch.Tensor:
         """`order` as a tensor, which is what the operator takes. It is shared by all layers: not to be written to."""
-        order: torch.Tensor = self._order  # type: ignore[attr-defined]
-        return order if order.device == device else order.to(device)
+        return self._order if self._order.device == device else self._order.to(device)
 
     @functools.cached_property
     def n(self) -> int:

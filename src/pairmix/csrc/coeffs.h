@@ -28,6 +28,7 @@ namespace pairmix {
 namespace {
 
 constexpr int64_t kRowsWorthPacking = 16;
+constexpr float kModerate = 1 << 16;  // a diagonal between this and its inverse may be multiplied into coefficients
 
 template <class T, int kLanes>
 class Coeffs {
@@ -67,7 +68,7 @@ class Coeffs {
     std::fill(ones_, ones_ + plan_.even(), T(1));
     pad(given_.d_in, d_in_);
     pad(given_.d_out, d_out_);
-    is_moderate_ = plan_.scales_apart() || (is_moderate(d_in_) && is_moderate(d_out_));
+    is_moderate_ = plan_.scales_apart() || (is_moderate(given_.d_in, d_in_) && is_moderate(given_.d_out, d_out_));
     if (!is_moderate_) return;
     const T* angles = static_cast<const T*>(given_.blocks);
     if (rotation_)
@@ -89,8 +90,8 @@ class Coeffs {
     }
   }
 
-  // Whether the diagonals are moderate, and no product with them was rounded to zero, to infinity, or to a number of fewer
-  // digits.
+  // Whether the diagonals are moderate, and so are the coefficients that they were multiplied with: then no product was rounded
+  // to zero, to infinity, or to a number of fewer digits.
   bool is_exact() const {
     if (plan_.scales_apart()) return true;  // there are none
     if (!is_moderate_) return false;
@@ -132,15 +133,26 @@ class Coeffs {
     if (diagonal) std::copy_n(static_cast<const T*>(diagonal), plan_.n(), to);
   }
 
+  // The lanes whose number is zero or within these bounds.
+  template <class V>
+  static auto is_within(V numbers, T least, T most) {
+    const V magnitude = numbers < 0 ? -numbers : numbers;
+    return ((magnitude >= least) & (magnitude <= most)) | (numbers == 0);
+  }
+
   // Whether what is multiplied with a diagonal hardly moves between zero and infinity: then it does not matter much when.
-  bool is_moderate(const T* diagonal) const {
-    constexpr T kMost = 1 << 16;
-    bool all = true;
-    for (int32_t i = 0; i < plan_.even(); ++i) {
-      const T magnitude = std::abs(diagonal[i]);
-      all &= (magnitude <= kMost) & ((magnitude >= 1 / kMost) | (magnitude == 0));
-    }
-    return all;
+  bool is_moderate(const void* given, const T* diagonal) const {
+    constexpr int width = Simd<T>::width;
+    if (!given) return true;
+    auto within = is_within(Vector<T>{}, 0, 0);
+    int32_t i = 0;
+    for (; i + width <= plan_.even(); i += width) within &= is_within(load(diagonal + i), 1 / kModerate, kModerate);
+    T rest[width] = {};
+    std::copy(diagonal + i, diagonal + plan_.even(), rest);
+    within &= is_within(load(rest), 1 / kModerate, kModerate);
+    for (int lane = 0; lane < width; ++lane)
+      if (!within[lane]) return false;
+    return true;
   }
 
   void write_plain(int32_t l) const {
@@ -180,14 +192,9 @@ class Coeffs {
 
   // A coefficient between the diagonals of its row and its column.
   typename L::Numbers between(typename L::Numbers out, typename L::Numbers coeff, typename L::Numbers in) {
-    const auto half = out * coeff, product = half * in;
-    // Nothing was lost of a product that is a normal number, nor of one with zero or one.
-    lost_ |= ~((is_normal(half) & is_normal(product)) | (product == coeff) | (out == 0) | (coeff == 0) | (in == 0));
-    return product;
-  }
-  static auto is_normal(typename L::Numbers numbers) {
-    const auto magnitude = numbers < 0 ? -numbers : numbers;
-    return (magnitude >= std::numeric_limits<T>::min()) & (magnitude <= std::numeric_limits<T>::max());
+    constexpr T kTwice = kModerate * kModerate;
+    lost_ |= ~is_within(coeff, std::numeric_limits<T>::min() * kTwice, std::numeric_limits<T>::max() / kTwice);
+    return out * coeff * in;
   }
 
   void pack_with_diagonals(int32_t l) {
@@ -219,6 +226,10 @@ class Coeffs {
     for (int32_t i = 0; i < plan_.even(); i += kLanes, to += 2 * kLanes) {
       constexpr auto lanes = std::make_index_sequence<kLanes>{};
       const auto p = spread_out<kStride>(a + i / 2, d + i / 2, lanes), q = spread_out<kStride>(b + i / 2, c + i / 2, lanes);
+      if (!takes_diagonal(l)) {
+        L::store(to, p), L::store(to + kLanes, q);
+        continue;
+      }
       const auto si = L::load(in + i), oi = L::load(out + i);
       const auto sj = shuffled(si, lanes, Exchanged<kStride>{});
       L::store(to, between(oi, p, si));
