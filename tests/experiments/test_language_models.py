@@ -1,9 +1,12 @@
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
+from oracle import assert_agrees
 from pairmix.experiments.language_models import CELLS, DenseElman, LanguageModel, generate
 from pairmix.experiments.layers import LAYERS
 
@@ -28,45 +31,48 @@ def text_of(length=LENGTH):
     return torch.randint(256, (BATCH, length))
 
 
-def assert_same(actual, expected, leaves):
-    """Two tensors, and the gradients of all leaves."""
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
-    weights = torch.randn_like(actual)
-    gradients = [torch.autograd.grad((output * weights).sum(), leaves) for output in (actual, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)
+def with_gradients(output, leaves):
+    """The output and the gradients of all leaves, in the dtype in which they were computed."""
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    gradients = torch.autograd.grad((output * weights).sum(), list(leaves), retain_graph=True)
+    return [tensor.to(output.dtype) for tensor in (output, *gradients)]
 
 
+def call(module, parameters, *inputs, dtype):
+    """The module with these parameters, in a given dtype: gradients reach the parameters."""
+    converted = {name: value.to(dtype) for name, value in parameters.items()}
+    return functional_call(module.to(dtype), converted, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize(("cell", "torchs"), [("rnn", nn.RNN), ("gru", nn.GRU)])
-def test_dense_cells_are_torchs_own_on_one_hot_bytes(cell, torchs, with_state):
-    model, text = model_of("dense", cell), text_of()
-    h = torch.randn(BATCH, WIDTHS[cell], dtype=torch.float64, requires_grad=True) if with_state else None
+def test_dense_cells_are_torchs_own_on_one_hot_bytes(cell, torchs, with_state, dtype):
+    model, text = model_of("dense", cell).to(dtype), text_of()
+    h = torch.randn(BATCH, WIDTHS[cell], dtype=dtype, requires_grad=True) if with_state else None
+    leaves = [*model.parameters(), *([h] if with_state else [])]
     parameters = {
         "weight_ih_l0": model.table.weight.T,
         "bias_ih_l0": torch.zeros_like(model.mixer.u.bias),
         "weight_hh_l0": model.mixer.u.weight,
         "bias_hh_l0": model.mixer.u.bias,
     }
-    twin = torchs(256, WIDTHS[cell], dtype=torch.float64)
-    one_hot = nn.functional.one_hot(text.T, 256).double()
-    states, last = functional_call(twin, parameters, (one_hot, h[None] if with_state else None))
+    twin = torchs(256, WIDTHS[cell])
+    head = nn.Linear(WIDTHS[cell], 256)
+
+    def plain(dtype):
+        one_hot = nn.functional.one_hot(text.T, 256).to(dtype)
+        states, last = call(twin, parameters, one_hot, h[None].to(dtype) if with_state else None, dtype=dtype)
+        logits = call(head, dict(model.head.named_parameters()), states, dtype=dtype)
+        return with_gradients(torch.cat([logits.transpose(0, 1).flatten(), last.flatten()]), leaves)
+
     logits, state = model.read(text, h)
-    assert_same(
-        torch.cat([logits.flatten(), state.flatten()]),
-        torch.cat([model.head(states).transpose(0, 1).flatten(), last.flatten()]),
-        [*model.parameters(), *([h] if with_state else [])],
-    )
+    assert_agrees(with_gradients(torch.cat([logits.flatten(), state.flatten()]), leaves), plain)
 
 
 def test_gradients_of_the_dense_elman_cell():
     shapes = (4, 2, 3), (2, 3), (3, 3)
     assert gradcheck(DenseElman.apply, [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes])
-
-
-def test_the_dense_elman_cell_in_float32():
-    model, text = model_of("dense", "rnn"), text_of()
-    exact = model(text).detach()
-    torch.testing.assert_close(model.float()(text).double(), exact, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,10 @@ def test_spm_is_a_dense_model_with_its_matrices(cell, width, options):
         if hasattr(layer, "to_dense"):
             shared |= {f"mixer.{name}.weight": layer.to_dense(), f"mixer.{name}.bias": layer.bias.flatten()}
     assert shared.keys() == dict(dense.named_parameters()).keys()
-    assert_same(model(text), functional_call(dense, shared, (text,)), list(model.parameters()))
+    assert_agrees(
+        with_gradients(model(text), model.parameters()),
+        lambda dtype: with_gradients(call(dense, shared, text, dtype=dtype), model.parameters()),
+    )
 
 
 @pytest.mark.parametrize(("cell", "maps"), [("rnn", 1), ("gru", 3)])
@@ -92,11 +101,13 @@ def test_low_rank_is_a_dense_model_with_its_products(cell, maps):
     shared["mixer.u.weight"] = torch.cat([outer.weight @ inner.weight for inner, outer in model.mixer.u])
     shared["mixer.u.bias"] = torch.cat([outer.bias for _, outer in model.mixer.u])
     assert len(model.mixer.u) == maps
-    assert_same(model(text), functional_call(dense, shared, (text,)), list(model.parameters()))
+    assert_agrees(
+        with_gradients(model(text), model.parameters()),
+        lambda dtype: with_gradients(call(dense, shared, text, dtype=dtype), model.parameters()),
+    )
 
 
-def test_attention_by_hand():
-    model, text = model_of("dense", "attention"), text_of()
+def attention_by_hand(model, text):
     mixer = model.mixer
     x = model.table(text) + mixer.places[:LENGTH, 0]
     q, k, v = mixer.qkv(mixer.norm_in(x)).chunk(3, -1)
@@ -105,8 +116,17 @@ def test_attention_by_hand():
         scores = q[..., head] @ k[..., head].mT / 8
         later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
         heads.append(scores.masked_fill(later, -torch.inf).softmax(-1) @ v[..., head])
-    expected = model.head(mixer.norm_out(x + mixer.out(torch.cat(heads, -1))))
-    assert_same(model(text), expected, list(model.parameters()))
+    return model.head(mixer.norm_out(x + mixer.out(torch.cat(heads, -1))))
+
+
+def test_attention_by_hand():
+    model, text = model_of("dense", "attention"), text_of()
+
+    def plain(dtype):
+        twin = deepcopy(model).to(dtype)
+        return with_gradients(attention_by_hand(twin, text), twin.parameters())
+
+    assert_agrees(with_gradients(model(text), model.parameters()), plain)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -128,7 +148,7 @@ def test_reading_in_pieces_is_reading_in_one_go(cell, layer):
     for piece in text.split([4, 1, 3, 1], dim=1):
         more, state = model.read(piece, state)
         logits.append(more)
-    torch.testing.assert_close(torch.cat(logits, 1), model(text), rtol=0, atol=1e-10)
+    assert_agrees(torch.cat(logits, 1), lambda dtype: deepcopy(model).to(dtype)(text))
 
 
 def test_attention_forgets_what_does_not_fit():
@@ -136,7 +156,7 @@ def test_attention_forgets_what_does_not_fit():
     text = text_of(6)
     _, state = model.read(text[:, :4], None)
     logits, state = model.read(text[:, 4:], state)
-    torch.testing.assert_close(logits, model(text[:, 2:])[:, 2:], rtol=0, atol=1e-10)
+    assert_agrees(logits, lambda dtype: deepcopy(model).to(dtype)(text[:, 2:])[:, 2:])
     assert len(state) == 4
     assert len(generate(model.float(), b"\n", 10, seed=0)) == 11
 

@@ -56,7 +56,7 @@ class TorchRNN(nn.Module):
         self.head = nn.Linear(width, SYMBOLS)
 
     def forward(self, text: Tensor) -> Tensor:
-        one_hot = nn.functional.one_hot(text.T, SYMBOLS).float()
+        one_hot = nn.functional.one_hot(text.T, SYMBOLS).to(self.head.weight.dtype)
         logits: Tensor = self.head(self.rnn(one_hot)[0])
         return logits.transpose(0, 1)
 
