@@ -15,7 +15,7 @@ install: $(INSTALLED) ## Make .venv and install pairmix into it, with all its ex
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/pairmix/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"pairmix needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[experiments,dev]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev]'
 	touch $@
 
 demo: $(INSTALLED) ## Train a dense and an SPM student, compare them, write a page (under two minutes)
@@ -51,8 +51,8 @@ fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= an
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
 
 fuzz-files: $(INSTALLED) ## Read 10,000 damaged checkpoints and report 1,000 malformed results
-	$(BIN)/python tests/experiments/fuzz_checkpoints.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
-	$(BIN)/python tests/report/fuzz_results.py --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
+	$(BIN)/python tests/lab/experiments/fuzz_checkpoints.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
+	$(BIN)/python tests/lab/report/fuzz_results.py --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
 
 sanitize: $(INSTALLED) ## Test the kernels for memory errors, undefined behaviour and races
 	tests/sanitize.sh

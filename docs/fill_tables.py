@@ -9,9 +9,9 @@ import re
 from functools import partial
 from pathlib import Path
 
-from pairmix import results
-from pairmix.report import experiments, tables
-from pairmix.report.runs import Case, collect
+from pairmix_lab import results
+from pairmix_lab.report import experiments, tables
+from pairmix_lab.report.runs import Case, collect
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

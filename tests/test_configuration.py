@@ -22,10 +22,15 @@ def run_pytest(*arguments):
 
 def test_files_of_one_name_in_several_folders():
     result = run_pytest(
-        "--collect-only", "tests/report", "tests/nn", "tests/ops", "tests/experiments", "src", "README.md"
+        "--collect-only", "tests/lab/report", "tests/nn", "tests/ops", "tests/lab/experiments", "src", "README.md"
     )
     assert result.returncode == 0, result.stdout
-    for test in ("tests/report/test_page.py::", "tests/nn/test_rnn.py::", "src/pairmix/schedule.py::", "README.md::"):
+    for test in (
+        "tests/lab/report/test_page.py::",
+        "tests/nn/test_rnn.py::",
+        "src/pairmix/schedule.py::",
+        "README.md::",
+    ):
         assert test in result.stdout
 
 

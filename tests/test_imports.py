@@ -1,39 +1,55 @@
 """Who may import whom: only along the arrows."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
 import pairmix
+import pairmix_lab
 
-PACKAGE = Path(pairmix.__file__).parent
+PACKAGES = {package.__name__: Path(package.__file__).parent for package in (pairmix, pairmix_lab)}
 
-# cli -> experiments, bench, report -> nn -> functional -> ops -> schedule
+# pairmix_lab -> nn -> functional -> ops -> schedule
 MAY_IMPORT = {
-    "_kernels": set(),
-    "schedule": set(),
-    "ops": {"schedule", "_kernels"},
-    "functional": {"ops", "schedule"},
-    "nn": {"functional", "schedule"},
-    "files": set(),
-    "results": {"", "files", "ops"},  # of pairmix itself only the version
-    "experiments": {"nn", "functional", "schedule", "results", "files"},
-    "report": {"results", "files"},
-    "bench": {"experiments", "nn", "functional", "ops", "schedule", "results"},
-    "cli": {"experiments", "bench", "report", "results", "nn", "functional", "ops", "schedule"},
-    "__main__": {"cli"},
-    "": {"nn", "functional", "ops", "schedule"},
+    "pairmix": {
+        "_kernels": set(),
+        "schedule": set(),
+        "ops": {"schedule", "_kernels"},
+        "functional": {"ops", "schedule"},
+        "nn": {"functional", "schedule"},
+        "doctor": {"", "functional", "ops"},  # of pairmix itself only the version
+        "__main__": {"doctor"},
+        "": {"nn", "functional", "ops", "schedule"},
+    },
+    # cli -> bench -> experiments -> contenders
+    "pairmix_lab": {
+        "": set(),
+        "files": set(),
+        "results": {"files"},
+        "report": {"results", "files"},
+        "experiments": {"results", "files"},
+        "bench": {"experiments", "results"},
+        "cli": {"experiments", "bench", "report", "results", "files"},
+    },
 }
 IMPLEMENTATIONS = {"reference", "cpu"}
+TORCH_AND_NUMPY = {"torch", "numpy"}
 
 
-def module_name(path):
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+def modules():
+    for name, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            yield pytest.param(name, path, id=f"{name}.{module_name(folder, path)}".rstrip("."))
+
+
+def module_name(folder, path):
+    return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
 def imported(path):
-    """The modules of pairmix that a file imports, without the leading package: "ops.reference", "" for pairmix."""
+    """The modules that a file imports, each as its package and the rest: ("pairmix", "ops.reference")."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -44,28 +60,31 @@ def imported(path):
             continue
         for name in names:
             package, _, rest = name.partition(".")
-            if package == "pairmix":
-                path = PACKAGE / rest.replace(".", "/")
-                is_module = path.is_dir() or any(path.with_suffix(suffix).exists() for suffix in (".py", ".pyi"))
-                yield rest if is_module else rest.rpartition(".")[0]
+            if package in PACKAGES:
+                found = PACKAGES[package] / rest.replace(".", "/")
+                is_module = found.is_dir() or any(found.with_suffix(suffix).exists() for suffix in (".py", ".pyi"))
+                rest = rest if is_module else rest.rpartition(".")[0]
+            yield package, rest
 
 
 def part(module):
     return module.partition(".")[0]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=module_name)
-def test_imports_follow_the_arrows(path):
-    own = module_name(path)
-    for module in imported(path):
-        if part(module) != part(own):
-            assert part(module) in MAY_IMPORT[part(own)], f"{own} imports {module}"
+@pytest.mark.parametrize(("package", "path"), list(modules()))
+def test_imports_follow_the_arrows(package, path):
+    own = part(module_name(PACKAGES[package], path))
+    for other, module in imported(path):
+        if other == package and part(module) != own:
+            assert part(module) in MAY_IMPORT[package][own], f"{own} imports {module}"
+        assert (package, other) != ("pairmix", "pairmix_lab") or own == "__main__", f"{own} imports the lab"
 
 
 def test_implementations_do_not_import_each_other():
     for name in IMPLEMENTATIONS:
         others = {f"ops.{other}" for other in IMPLEMENTATIONS - {name}} | {"ops.library"}
-        assert not others & set(imported(PACKAGE / "ops" / f"{name}.py"))
+        path = PACKAGES["pairmix"] / "ops" / f"{name}.py"
+        assert not others & {module for package, module in imported(path) if package == "pairmix"}
 
 
 def test_the_public_names():
@@ -76,15 +95,7 @@ def test_the_public_names():
     assert all(hasattr(pairmix, name) for name in pairmix.__all__)
 
 
-def test_the_library_does_not_need_its_extras():
-    """Only what the command is made of may import what comes with an extra."""
-    extras = {"typer", "rich", "matplotlib", "jinja2", "scipy", "sklearn", "pooch", "tensorboard", "safetensors"}
-    allowed = {"cli", "experiments", "report"}
-    for path in PACKAGE.rglob("*.py"):
-        nodes = [
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-        if {name.partition(".")[0] for name in names} & extras:
-            assert part(module_name(path)) in allowed
+def test_the_library_needs_torch_and_numpy_only():
+    for path in PACKAGES["pairmix"].rglob("*.py"):
+        needed = {package for package, _ in imported(path)} - sys.stdlib_module_names - PACKAGES.keys()
+        assert needed <= TORCH_AND_NUMPY, path

@@ -1,0 +1,115 @@
+"""How fast are recurrent networks and attention with SPM maps?
+
+Each takes turns with torch's own module, on the same input: forward and backward, and forward alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pairmix.nn as spm
+from pairmix_lab.bench.memory import bytes_kept, peak_of_training
+from pairmix_lab.bench.timing import TASKS, current_threads, measured, settings, time_layers
+from pairmix_lab.experiments.layers import count_parameters
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module of this kind and size, on `batch` sequences of `steps` steps."""
+
+    kind: str
+    size: int
+    steps: int
+    batch: int
+
+    @property
+    def builds(self) -> dict[str, Callable[[], nn.Module]]:
+        """torch's module, and ours, by their names."""
+        theirs, ours = _MODULES[self.kind]
+        return {cls.__name__: partial(_Output, cls, self) for cls in (theirs, ours)}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """That of the input."""
+        return (self.steps, self.batch, self.size)
+
+
+_MODULES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
+    "RNN": (nn.RNN, spm.SPMRNN),
+    "GRU": (nn.GRU, spm.SPMGRU),
+    "LSTM": (nn.LSTM, spm.SPMLSTM),
+    "attention": (nn.MultiheadAttention, spm.SPMMultiheadAttention),
+    "encoder layer": (nn.TransformerEncoderLayer, spm.SPMTransformerEncoderLayer),
+}
+_HEAD = 64  # the size of a head of attention, if it divides the module's
+
+
+class _Output(nn.Module):
+    """A module as a layer: of what it returns, only the output. Attention is self-attention, and nothing is dropped."""
+
+    def __init__(self, cls: Callable[..., nn.Module], case: Case) -> None:
+        super().__init__()
+        size, heads = case.size, max(1, case.size // _HEAD)
+        self.is_attention = case.kind == "attention"
+        if self.is_attention:
+            self.module = cls(size, heads)
+        elif case.kind == "encoder layer":
+            self.module = cls(size, heads, dim_feedforward=4 * size, dropout=0.0)
+        else:
+            self.module = cls(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.module(x, x, x, need_weights=False) if self.is_attention else self.module(x)
+        output: Tensor = y[0] if isinstance(y, tuple) else y
+        return output
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is measured, and how long each of them."""
+
+    cases: tuple[Case, ...] = (
+        Case("RNN", 1024, 64, 32),
+        *(Case("GRU", size, steps, 32) for size, steps in ((256, 64), (1024, 64), (4096, 16))),
+        Case("LSTM", 1024, 64, 32),
+        *(Case("attention", size, 128, batch) for size, batch in ((256, 8), (1024, 8), (4096, 2))),
+        Case("encoder layer", 1024, 128, 8),
+    )
+    seconds: float = 10.0
+    threads: tuple[int, ...] = field(default_factory=current_threads)
+
+
+def run(config: Config) -> Iterator[dict[str, Any]]:
+    """Compare every case; a row for each of its two modules."""
+    for setting in settings(config.threads):
+        for case in config.cases:
+            yield from _compare(case, config.seconds, setting)
+
+
+def _compare(case: Case, seconds: float, setting: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    theirs = next(iter(case.builds))
+    cases = {name: (build(), torch.randn(case.shape)) for name, build in case.builds.items()}
+    samples = {}
+    for task in TASKS:
+        for module, _ in cases.values():
+            module.train(task == "train")
+        samples[task] = time_layers(cases, task, seconds / len(TASKS))
+    for name, (module, x) in cases.items():
+        yield {
+            **setting,
+            "kind": case.kind,
+            "size": case.size,
+            "steps": case.steps,
+            "batch": case.batch,
+            "module": name,
+            "parameters": count_parameters(module),
+            "bytes_kept": bytes_kept(module.train(), x),
+            "peak_bytes": peak_of_training(case.builds[name], *case.shape),
+            **{task: measured(samples[task], name, theirs) for task in TASKS},
+        }

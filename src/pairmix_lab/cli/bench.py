@@ -1,0 +1,194 @@
+"""`pairmix bench`: a question, answered by measuring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.live import Live
+
+from pairmix import ops
+from pairmix_lab import results
+from pairmix_lab.bench import init as bench_init
+from pairmix_lab.bench import modules as bench_modules
+from pairmix_lab.bench import operator as bench_operator
+from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
+from pairmix_lab.bench import steps as bench_steps
+from pairmix_lab.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
+from pairmix_lab.experiments import allocator
+from pairmix_lab.report import plots, tables
+
+app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
+
+Steps = Annotated[int, typer.Option(min=1, help="Training steps of each student.")]
+Threads = Annotated[str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")]
+Width = Annotated[int, typer.Option(min=1, max=2**31 - 1, help="The number of features.")]
+
+
+@app.command("init")
+def bench_init_command(
+    out: Out = Path("results"), width: Width = bench_init.Config.width, steps: Steps = bench_init.Config.steps
+) -> None:
+    """Which initialisation trains best? (about a quarter of an hour)"""
+    config = bench_init.Config(width=width, steps=steps)
+    with _measuring_for(out):
+        with progress_bars() as progress:
+            rows = list(progress.track(bench_init.run(config), total=config.runs, description="training"))
+        show(tables.initialisations(rows))
+        save(out / "init", asdict(config), rows, plots.initialisations)
+
+
+OPERATOR_MODES: dict[str, tuple[Any, Callable[[tables.Rows], tables.Table], Callable[[tables.Rows, Path], None]]] = {
+    "operator": (bench_operator, tables.operator, plots.operator),
+    "operator-grid": (operator_grid, tables.operator_grid, plots.operator_grid),
+    "operator-latency": (operator_latency, tables.operator_latency, plots.operator_latency),
+    "operator-scaling": (operator_scaling, tables.operator_scaling, plots.operator_scaling),
+    "operator-variants": (operator_variants, tables.operator_variants, plots.operator_variants),
+}
+
+
+@app.command("operator")
+def bench_operator_command(
+    out: Out = Path("results"),
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Over widths, batches and schedules: where does SPM win?")
+    ] = False,
+    latency: Annotated[bool, typer.Option("--latency", help="One vector: how long does it take?")] = False,
+    scaling: Annotated[bool, typer.Option("--scaling", help="SPM up to a width of 65,536: how does it grow?")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="What do other kinds of SPM layer cost?")] = False,
+    widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
+    batch: Annotated[int | None, typer.Option(help="The number of rows.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="How long to measure each width, or each variant.")] = None,
+    threads: Threads = None,
+) -> None:
+    """How fast is the operator? Against nn.Linear, other structured layers and the machine (about ten minutes)."""
+    flags = {"grid": grid, "latency": latency, "scaling": scaling, "variants": variants}
+    modes = [mode for mode, is_set in flags.items() if is_set]
+    if len(modes) > 1:
+        raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
+    if batch is not None:
+        _check_sizes("--batch", [batch])
+    _check_seconds(seconds)
+    name = "-".join(["operator", *modes])
+    module, table, plot = OPERATOR_MODES[name]
+    options = {
+        "widths": _optional_numbers("--widths", widths),
+        "batch": batch,
+        "seconds": seconds,
+        "threads": _optional_numbers("--threads", threads),
+    }
+    config = _config(module.Config, {option: value for option, value in options.items() if value is not None}, name)
+    reason = ops.cpu.why_not(torch.device("cpu"))
+    if reason is not None:
+        console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
+    with _measuring_for(out):
+        rows = _live(module.run(config), table)
+        if name == "operator":
+            show(tables.operator_memory(rows))
+            reached = tables.operator_bounds(rows)
+            show(reached)
+            if tables.is_disturbed(reached):
+                console.print(tables.DISTURBED_NOTE)
+        save(out / name, asdict(config), rows, plot)
+
+
+@app.command("modules")
+def bench_modules_command(
+    out: Out = Path("results"),
+    kind: Annotated[str | None, typer.Option(help="Only this kind of module, such as GRU.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure each module.")] = bench_modules.Config.seconds,
+    threads: Threads = None,
+) -> None:
+    """How fast are recurrent networks and attention, beside torch's own? (about three minutes)"""
+    _check_seconds(seconds)
+    kinds = list(dict.fromkeys(case.kind for case in bench_modules.Config.cases))
+    if kind not in (None, *kinds):
+        raise typer.BadParameter(f"must be one of {', '.join(kinds)}; got {kind!r}", param_hint="--kind")
+    cases = tuple(case for case in bench_modules.Config.cases if kind in (None, case.kind))
+    config = bench_modules.Config(cases=cases, seconds=seconds)
+    numbers = _optional_numbers("--threads", threads)
+    if numbers is not None:
+        config = replace(config, threads=numbers)
+    with _measuring_for(out):
+        rows = _live(bench_modules.run(config), tables.modules)
+        show(tables.modules_memory(rows))
+        save(out / "modules", asdict(config), rows, plots.modules)
+
+
+@app.command("steps")
+def bench_steps_command(
+    data: Data = None,
+    out: Out = Path("results"),
+    seconds: Annotated[float, typer.Option(help="How long to measure each width.")] = bench_steps.Config.seconds,
+    threads: Threads = None,
+    keep_memory: Annotated[
+        bool, typer.Option("--keep-memory", help="Keep freed memory in the process, as training with --keep-memory.")
+    ] = False,
+) -> None:
+    """How long is a training step of each experiment? (about ten minutes)"""
+    _check_seconds(seconds)
+    numbers = _optional_numbers("--threads", threads)
+    config = bench_steps.Config(seconds=seconds)
+    if numbers is not None:
+        config = replace(config, threads=numbers)
+    settings = {"experiment": "steps", "keep_memory": keep_memory, **asdict(config)}
+    if keep_memory:
+        allocator.keep_freed_memory()
+    with _measuring_for(out):
+        rows = _live(bench_steps.run(config, data), tables.steps)
+        save(out / "steps", settings, rows, plots.steps, bench_steps.hashes(config, data))
+
+
+@contextmanager
+def _measuring_for(out: Path) -> Iterator[None]:
+    """Refuse results that could not be traced to their code; errors, also while measuring, are one sentence."""
+    with clear_errors():
+        results.check_traceable(out)
+        yield
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"must be a number of seconds, got {seconds}", param_hint="--seconds")
+
+
+def _optional_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    numbers = whole_numbers(option, text)
+    _check_sizes(option, numbers)
+    return numbers
+
+
+def _check_sizes(option: str, sizes: Iterable[int]) -> None:
+    """Not more than the indices of a schedule, which are int32, can count."""
+    for size in sizes:
+        if not 1 <= size < 2**31:
+            raise typer.BadParameter(f"must be in 1..2^31-1, got {size}", param_hint=option)
+
+
+def _config(config: type[Any], options: dict[str, Any], name: str) -> Any:
+    for option in options.keys() - {field.name for field in fields(config)}:
+        raise typer.BadParameter(f"{name.replace('operator-', '--')} does not accept --{option}")
+    try:
+        return config(**options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _live(measured: Iterable[dict[str, Any]], table: Callable[[tables.Rows], tables.Table]) -> list[dict[str, Any]]:
+    """Show the newest lines of the table as the rows come in, and in the end the whole."""
+    rows: list[dict[str, Any]] = []
+    with Live("measuring ...", console=console, transient=True) as live:
+        for row in measured:
+            rows.append(row)
+            header, *lines = table(rows)
+            live.update(rendered([header, *lines[-max(1, console.height - 8) :]]))
+    show(table(rows))
+    return rows

@@ -1,0 +1,85 @@
+"""What all benchmarks do before and after they measure."""
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from pairmix_lab import cli, results
+
+MODULES = {
+    "init": cli.bench.bench_init,
+    "operator": cli.bench.bench_operator,
+    "operator --grid": cli.bench.operator_grid,
+    "operator --latency": cli.bench.operator_latency,
+    "operator --scaling": cli.bench.operator_scaling,
+    "operator --variants": cli.bench.operator_variants,
+    "modules": cli.bench.bench_modules,
+    "steps": cli.bench.bench_steps,
+}
+
+
+@pytest.fixture(params=MODULES)
+def bench(request, monkeypatch, tmp_path):
+    """Runs a benchmark that does as `measure` says, with tmp_path / "out" for its results."""
+
+    def run(measure):
+        monkeypatch.setattr(MODULES[request.param], "run", measure)
+        monkeypatch.setattr(cli.bench.bench_steps, "hashes", lambda config, folder: {})  # there is no data
+        return CliRunner().invoke(cli.app, ["bench", *request.param.split(), "--out", str(tmp_path / "out")])
+
+    return run
+
+
+def check_error(result, complaint, folder):
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert f"Error: {complaint}" in " ".join(result.output.split())
+    assert not list(folder.iterdir())
+
+
+def test_nothing_is_measured_for_a_result_that_cannot_be_traced(bench, monkeypatch, tmp_path):
+    def refuse(out):
+        assert out == tmp_path / "out"
+        raise ValueError("the work tree has changes")
+
+    monkeypatch.setattr(results, "check_traceable", refuse)
+    measured = []
+    check_error(bench(lambda *arguments: iter(measured.append(arguments) or ())), "the work tree has changes", tmp_path)
+    assert measured == []
+
+
+def test_what_cannot_be_measured_is_said_in_a_sentence(bench, tmp_path):
+    def measure(*arguments):
+        raise ValueError("a width of 10^12 is too much")
+        yield
+
+    check_error(bench(measure), "a width of 10^12 is too much", tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.bench, "_live", lambda measured, table: [])
+    monkeypatch.setattr(cli.bench, "show", lambda table: None)
+
+    def full(*arguments, **data):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(results, "save", full)
+    check_error(bench(lambda *arguments: iter(())), "no space left", tmp_path)
+
+
+def test_the_command_is_the_one_that_was_typed(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["/bin/pairmix", "bench", "what was", "typed"])
+    monkeypatch.setattr(cli.bench, "_live", lambda measured, table: [])
+    monkeypatch.setattr(cli.bench, "show", lambda table: None)
+    saved = []
+    monkeypatch.setattr(results, "save", lambda path, command, *rest, **data: saved.append(command))
+    for plot in (cli.bench.plots.initialisations, cli.bench.plots.modules, cli.bench.plots.steps):
+        monkeypatch.setattr(cli.bench.plots, plot.__name__, lambda rows, path: None)
+    modes = {
+        name: (module, table, lambda rows, path: None) for name, (module, table, _) in cli.bench.OPERATOR_MODES.items()
+    }
+    monkeypatch.setattr(cli.bench, "OPERATOR_MODES", modes)
+    result = bench(lambda *arguments: iter(()))
+    assert result.exit_code == 0, result.output
+    assert saved == ["pairmix bench 'what was' typed"]

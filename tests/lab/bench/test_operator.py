@@ -1,0 +1,349 @@
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from oracle import assert_agrees
+from pairmix import SPMLinear, ops
+from pairmix_lab import cli, results
+from pairmix_lab.bench import (
+    bounds,
+    memory,
+    operator,
+    operator_grid,
+    operator_latency,
+    operator_scaling,
+    operator_variants,
+)
+from pairmix_lab.bench.contenders import (
+    DENSE,
+    LOW_RANK,
+    LOW_RANK_64,
+    SPM,
+    Kind,
+    Monarch,
+    contenders,
+    divisor_near_root,
+)
+from pairmix_lab.bench.memory import peak_of_training
+from pairmix_lab.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
+from pairmix_lab.experiments.layers import LowRank, count_parameters
+from pairmix_lab.report import tables
+
+TINY = {"seconds": 0.0, "threads": (1,)}
+
+
+@pytest.fixture(autouse=True)
+def _no_processes(monkeypatch):
+    monkeypatch.setattr(memory, "peak_of_training", lambda *arguments: 12345)
+
+
+class FakeClock:
+    """Time passes only when somebody is called."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.calls = []
+
+    def call(self, name, seconds):
+        def run():
+            self.calls.append(name)
+            self.now += seconds
+
+        return run
+
+    def __call__(self):
+        self.now += 1e-9
+        return self.now
+
+
+class TestInterleaved:
+    def time(self, seconds, **durations):
+        clock = FakeClock()
+        calls = {name: clock.call(name, duration) for name, duration in durations.items()}
+        return interleaved(calls, seconds, block=0.01, clock=clock), clock
+
+    def test_times_are_right_and_rounds_are_shared(self):
+        samples, _ = self.time(1.0, fast=0.001, slow=0.02)
+        assert measured(samples, "fast", "slow")["ms"] == pytest.approx(1.0, rel=1e-3)
+        assert measured(samples, "slow")["ms"] == pytest.approx(20.0, rel=1e-3)
+        assert ratios(samples, "slow", "fast") == pytest.approx([20.0] * len(samples["fast"]), rel=1e-3)
+        assert samples["fast"].keys() == samples["slow"].keys()
+
+    def test_fast_calls_are_repeated_and_everyone_takes_turns(self):
+        samples, clock = self.time(1.0, fast=0.001, slow=0.02)
+        rounds = len(samples["fast"])
+        measuring = clock.calls[-11 * rounds :]
+        assert measuring.count("fast") == 10 * rounds
+        assert measuring.count("slow") == rounds
+        for number in range(rounds):
+            assert set(measuring[11 * number : 11 * number + 11]) == {"fast", "slow"}
+
+    def test_the_budget_is_kept(self):
+        samples, clock = self.time(3.0, one=0.01, other=0.02)
+        assert 3.0 <= clock.now < 3.2
+        assert len(samples["one"]) == 100
+
+    def test_there_are_enough_rounds_however_short_the_time(self):
+        samples, _ = self.time(0.0, one=0.01)
+        assert len(samples["one"]) >= 2
+        assert max(samples["one"]) < MIN_ROUNDS
+
+    def test_the_slow_are_sampled_less_but_always_with_the_fast(self):
+        samples, clock = self.time(10.0, fast=0.01, slow=2.0)
+        assert 2 <= len(samples["slow"]) < len(samples["fast"]) / 3
+        assert samples["slow"].keys() <= samples["fast"].keys()
+        assert len(ratios(samples, "fast", "slow")) == len(ratios(samples, "slow", "fast")) == len(samples["slow"])
+        assert clock.now < 20.0
+
+
+def test_a_training_step_starts_without_gradients():
+    layer, x = nn.Linear(3, 3), torch.randn(2, 3)
+    step = training_step(layer, x)
+    step()
+    once = layer.weight.grad.clone()
+    step()
+    assert torch.equal(layer.weight.grad, once)
+    assert x.grad is None
+
+
+def test_threads_are_restored():
+    before = torch.get_num_threads()
+    assert [(setting["threads"], torch.get_num_threads()) for setting in settings((1, 2))] == [(1, 1), (2, 2)]
+    assert torch.get_num_threads() == before
+
+
+class TestContenders:
+    def test_low_rank_has_the_size_of_spm_rounded_up(self):
+        for n in (64, 100, 129):
+            builds = contenders(n)
+            spm, low_rank = count_parameters(builds[SPM]()), count_parameters(builds[LOW_RANK]())
+            assert 0 <= low_rank - spm < 2 * n
+
+    def test_rank_64_only_where_it_is_low(self):
+        assert LOW_RANK_64 not in contenders(128)
+        assert count_parameters(contenders(130)[LOW_RANK_64]()) == 2 * 64 * 130 + 130
+
+    @pytest.mark.parametrize(("n", "blocks"), [(64, 8), (512, 16), (1000, 25), (7, 1)])
+    def test_blocks_of_monarch(self, n, blocks):
+        assert divisor_near_root(n) == blocks
+
+    def test_monarch_is_two_block_diagonal_matrices(self):
+        layer = Monarch(12)  # blocks of 4, then of 3
+        x = torch.randn(5, 12)
+
+        def plain(dtype):
+            first, second = (torch.block_diag(*factor).to(dtype) for factor in (layer.first, layer.second))
+            between = (x.to(dtype) @ first).view(5, 3, 4).transpose(1, 2).reshape(5, 12) @ second
+            return between.view(5, 4, 3).reshape(5, 12) + layer.bias.to(dtype)
+
+        assert_agrees(layer(x), plain)
+
+    def test_all_run(self):
+        for name, build in contenders(32).items():
+            assert build()(torch.randn(3, 32)).shape == (3, 32), name
+
+    def test_names_of_kinds(self):
+        assert Kind(8, 8).name == "8"
+        assert Kind(4, 8, block="rotation", dtype="bfloat16").name == "4 -> 8 rotation bfloat16"
+        assert Kind(64, 64, schedule="brick").layer().stages == 6
+
+
+class TestMemory:
+    x = torch.randn(32, 64)
+
+    @pytest.mark.parametrize("make_layer", [partial(nn.Linear, 64, 64), partial(SPMLinear, 64, 64)])
+    def test_only_x_is_kept(self, make_layer):
+        assert memory.bytes_kept(make_layer(), self.x) == self.x.nbytes
+
+    def test_what_is_computed_on_the_way_counts(self):
+        assert memory.bytes_kept(LowRank(64, 8), self.x) == self.x.nbytes + 32 * 8 * 4
+
+    def test_peak_grows_by_what_training_needs(self):
+        layer, size = partial(nn.Linear, 2048, 2048), 2048 * 2048 * 4
+        peak = peak_of_training(layer, 8, 2048)
+        assert peak is None or 2 * size <= peak < 4 * size  # the weight and its gradient
+
+    def test_a_process_that_was_killed_is_out_of_memory(self):
+        with pytest.raises(MemoryError, match=r"3 training steps on an input of shape \(8, 16\) .* killed"):
+            peak_of_training(killed, 8, 16)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class TestBounds:
+    layer, x = SPMLinear(64, 64), torch.randn(10, 64)
+
+    def test_multiply_adds_can_be_measured(self):
+        assert 1e8 < ops.cpu.multiply_adds_per_second() < 1e15
+
+    def reached(self, task="train", spm=(1.0, 1.0), copy=(0.1, 0.1), multiply_adds=(1e6, 1e6)):
+        return bounds.reached(self.layer, self.x, task, spm, copy, multiply_adds)
+
+    def test_reached(self):
+        row = self.reached()
+        assert row["of_arithmetic"] == pytest.approx(16 * 32 * 6 * 10 / 1e6)
+        parameter_bytes = 4 * count_parameters(self.layer)
+        assert row["of_bandwidth"] == pytest.approx((5 + 2 * parameter_bytes / self.x.nbytes) / 2 * 0.1)
+        row = self.reached("inference", spm=(0.5, 0.5))
+        assert row["of_arithmetic"] == pytest.approx(4 * 32 * 6 * 10 / 1e6 / 0.5)
+        assert row["of_bandwidth"] == pytest.approx(0.2)
+        assert row["disturbed_bounds"] == []
+
+    def test_a_bound_that_is_beaten_is_none(self):
+        assert self.reached(copy=(9.0, 9.0))["disturbed_bounds"] == ["bandwidth"]
+        assert self.reached(multiply_adds=(1e3, 1e3))["disturbed_bounds"] == ["arithmetic"]
+
+    def test_a_bound_that_varies_is_none(self):
+        quiet, busy = [1.0, 1.1, 1.2, 1.3], [1.0, 1.0, 2.0, 2.0]
+        for samples, disturbed in ((quiet, []), (busy, ["arithmetic", "bandwidth"])):
+            row = self.reached(copy=[0.01 * time for time in samples], multiply_adds=[1e6 * rate for rate in samples])
+            assert row["disturbed_bounds"] == disturbed
+
+    def test_without_kernels_there_is_none_of_arithmetic(self, monkeypatch):
+        monkeypatch.setattr(ops.cpu, "_missing", "not compiled")
+        assert bounds.calls(self.x, []).keys() == {"copy"}
+        assert self.reached(multiply_adds=())["of_arithmetic"] is None
+
+    def test_bounds_take_turns_with_the_layers(self, monkeypatch):
+        seen = {}
+
+        def time_layers(cases, task, seconds, **others):
+            seen[task] = set(others)
+            for call in others.values():
+                call()
+                call()
+            return {name: {0: 1.0, 1: 1.0} for name in (*cases, *others)}
+
+        monkeypatch.setattr(operator, "time_layers", time_layers)
+        monkeypatch.setattr(ops.cpu, "multiply_adds_per_second", lambda: 1e9)
+        rows = list(operator.run(operator.Config(widths=(8,), batch=4, **TINY)))
+        assert seen == {task: {"copy", "multiply_adds"} for task in ("train", "inference")}
+        (spm,) = (row for row in rows if row["layer"] == SPM)
+        assert spm["train"]["multiply_adds_per_second"] == 1e9
+
+    def test_the_table_shows_no_share_of_a_disturbed_bound(self):
+        share = {"multiply_adds_per_second": 1e9, "bytes_per_second": 1e9, "of_arithmetic": 0.5, "of_bandwidth": 1.25}
+        row = {"n": 8, "threads": 1, "train": {**share, "disturbed_bounds": ["bandwidth"]}, "inference": share}
+        table = tables.operator_bounds([row])
+        assert table[1][3:] == ["50%", "disturbed", "50%", "125%"]
+        assert tables.markdown(table).endswith("\n\n" + tables.DISTURBED_NOTE)
+        assert tables.DISTURBED_NOTE not in tables.markdown(tables.operator_bounds([row | {"train": share}]))
+
+
+def check_measured(measured, *names):
+    for name in ("ms", *names):
+        low, high = measured[f"{name}_iqr"]
+        assert 0 < low <= measured[name] <= high
+
+
+class TestRows:
+    def test_operator(self):
+        rows = list(operator.run(operator.Config(widths=(130,), batch=4, **TINY)))
+        assert [row["layer"] for row in rows] == list(contenders(130))
+        for row in rows:
+            assert row.keys() >= {"threads", "impl", "n", "batch", "parameters", "bytes_kept", "peak_bytes"}
+            assert (row["train"].keys() >= {"of_arithmetic", "of_bandwidth"}) == (row["layer"] == SPM)
+            for task in ("train", "inference"):
+                check_measured(row[task], "speedup")
+                assert row["layer"] != DENSE or row[task]["speedup"] == 1
+
+    def test_grid_leaves_out_what_takes_too_long(self):
+        config = operator_grid.Config(widths=(8,), batches=(1, 4), schedules=("butterfly", "brick"), **TINY)
+        rows = list(operator_grid.run(config))
+        assert [(row["batch"], row["schedule"]) for row in rows] == [
+            (batch, schedule) for batch in (1, 4) for schedule in ("butterfly", "brick")
+        ]
+        check_measured(rows[-1]["train"], "speedup")
+        impatient = operator_grid.Config(widths=(8,), batches=(1, 4), too_long=1e-12, **TINY)
+        assert {row["batch"] for row in operator_grid.run(impatient)} == {1}
+
+    def test_latency(self):
+        rows = list(operator_latency.run(operator_latency.Config(widths=(8,), **TINY)))
+        assert [row["layer"] for row in rows] == [DENSE, SPM, LOW_RANK]
+        check_measured(rows[1]["inference"], "speedup")
+
+    def test_scaling(self):
+        rows = list(operator_scaling.run(operator_scaling.Config(widths=(8, 16), batch=4, **TINY)))
+        assert [(row["n"], row["stages"], row["peak_bytes"]) for row in rows] == [(8, 3, 12345), (16, 4, 12345)]
+        assert rows[0]["exponent"] == rows[1]["exponent"]
+
+    def test_the_exponent_is_that_of_the_data(self):
+        widths = (1024, 2048, 4096, 8192)
+        assert operator_scaling.fitted_exponent(widths, [3e-4 * n**1.5 for n in widths]) == pytest.approx(1.5)
+
+    def test_variants(self):
+        pairs = ((Kind(4, 8), Kind(8, 8)), (Kind(8, 8, dtype="bfloat16"), Kind(8, 8)))
+        rows = list(operator_variants.run(operator_variants.Config(pairs=pairs, batch=4, **TINY)))
+        assert [(row["variant"], row["base"]) for row in rows] == [("4 -> 8", "8"), ("8 bfloat16", "8")]
+        check_measured(rows[0]["inference"], "cost")
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.app, ["bench", "operator", *arguments])
+
+
+@pytest.mark.parametrize(("mode", "threads"), [("", "1"), ("--latency", "1,2"), ("--scaling", "1")])
+def test_command(tmp_path, mode, threads):
+    options = f"--widths 8,16 --seconds 0 --threads {threads} --out {tmp_path}"
+    result = command(*mode.split(), *options.split())
+    assert result.exit_code == 0, result.output
+    name = f"operator{mode[1:]}"
+    saved = results.load(tmp_path / f"{name}.json")
+    assert saved["config"]["widths"] == [8, 16]
+    expected = {(int(number), n) for number in threads.split(",") for n in (8, 16)}
+    assert {(row["threads"], row["n"]) for row in saved["rows"]} == expected
+    assert ("threads" in result.output) == (threads == "1,2")
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("mode", "module"), [("--grid", operator_grid), ("--variants", operator_variants)])
+def test_command_of_other_modes(tmp_path, monkeypatch, mode, module):
+    small = (
+        {"pairs": ((Kind(4, 4), Kind(8, 8)),)} if module is operator_variants else {"batches": (1, 2), "widths": (8,)}
+    )
+    monkeypatch.setattr(cli.bench, "_config", lambda config, options, name: config(**small, **options))
+    result = command(mode, "--seconds", "0", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / f"operator{mode[1:]}.png").exists()
+
+
+def test_without_kernels_it_runs_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(ops.cpu, "_missing", "not compiled")
+    result = command("--widths", "8", "--seconds", "0", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "not compiled" in " ".join(result.output.split())
+    assert {row["impl"] for row in results.load(tmp_path / "operator.json")["rows"]} == {"reference"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--grid --latency", "choose one of --grid and --latency"),
+        ("--widths 0", "got '0'"),
+        ("--widths 8,x", "got 'x'"),
+        ("--threads 0", "got '0'"),
+        ("--threads 1,", "got ''"),
+        ("--threads 1.5", "got '1.5'"),
+        ("--batch 0", "got 0"),
+        ("--batch 2147483648", "got 2147483648"),
+        ("--widths 8,2147483648", "got 2147483648"),
+        ("--threads 100000000000000000000", "got 100000000000000000000"),
+        ("--seconds nan", "got nan"),
+        ("--seconds -1", "got -1"),
+        ("--latency --batch 8", "--latency does not accept --batch"),
+        ("--variants --widths 8", "--variants does not accept --widths"),
+        ("--scaling --widths 8", "got [8]"),
+    ],
+)
+def test_bad_arguments(arguments, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it would write if it ran
+    result = command(*arguments.split())
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.replace("│", " ").split())

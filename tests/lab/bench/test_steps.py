@@ -1,0 +1,143 @@
+import csv
+from functools import partial
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from oracle import assert_agrees
+from pairmix_lab import cli, results
+from pairmix_lab.bench import steps
+from pairmix_lab.bench.steps import REST, Config, TorchRNN
+from pairmix_lab.experiments.language_models import LanguageModel
+from pairmix_lab.report import tables
+
+TINY = {
+    **{"teacher_widths": (8,), "agnews_widths": (8, 16), "shakespeare_widths": (16,)},
+    **{"dense_up_to": 8, "seconds": 0.0, "threads": (1,)},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Some data of both kinds."""
+    monkeypatch.setenv("PAIRMIX_CACHE", str(tmp_path / "cache"))
+    for name in ("agnews", "shakespeare"):
+        (tmp_path / name).mkdir()
+    for name in ("train.csv", "test.csv"):
+        with (tmp_path / "agnews" / name).open("w", newline="") as file:
+            csv.writer(file).writerows((number % 4 + 1, f"word{number}", "more") for number in range(40))
+    (tmp_path / "shakespeare" / "input.txt").write_bytes(bytes(range(256)) * 10)
+    return tmp_path
+
+
+def test_rows(folder):
+    rows = list(steps.run(Config(**TINY), folder))
+    assert [(row["experiment"], row["width"], row["layer"]) for row in rows] == [
+        *(("teacher", 8, layer) for layer in ("dense", "spm", "lowrank", REST)),
+        *(("agnews", 8, layer) for layer in ("dense", "spm", "lowrank", "softmax", REST)),
+        *(("agnews", 16, layer) for layer in ("spm", "lowrank", "softmax", REST)),
+        *(("shakespeare", 16, layer) for layer in ("spm", "lowrank", "torch.nn.RNN")),
+    ]
+    for row in rows:
+        assert row.keys() >= {"threads", "impl", "batch", "samples", "ms", "ms_iqr"}
+        assert row["ms_iqr"][0] <= row["ms"] <= row["ms_iqr"][1]
+        assert row["ms"] > 0
+        assert row["batch"] == (32 if row["experiment"] == "shakespeare" else 256)
+        assert ("speedup" in row) == (row["width"] <= 8)
+        assert row["layer"] != "dense" or row["speedup"] == 1
+        assert row.get("cell") == ("rnn" if row["experiment"] == "shakespeare" else None)
+
+
+@pytest.mark.parametrize("cell", ["gru", "attention"])
+def test_only_the_elman_cell_is_compared_with_torchs(folder, cell):
+    config = Config(
+        **{**TINY, "teacher_widths": (), "agnews_widths": (), "shakespeare_widths": (64,), "dense_up_to": 64}, cell=cell
+    )
+    rows = list(steps.run(config, folder))
+    assert [(row["layer"], row["cell"]) for row in rows] == [("dense", cell), ("spm", cell), ("lowrank", cell)]
+
+
+def test_every_layer_takes_the_same_batch(folder, monkeypatch):
+    seen = []
+
+    def timed(model, optimizer, inputs, labels, lr):
+        seen.append((len(model), inputs, labels))
+
+    monkeypatch.setattr(steps, "timed_step", timed)
+    list(steps.run(Config(**{**TINY, "agnews_widths": (), "shakespeare_widths": ()})))
+    _, first, first_labels = seen[0]
+    assert all(inputs.data_ptr() == first.data_ptr() and labels is first_labels for _, inputs, labels in seen)
+    # Without the layer the gradient of what it would have given is still computed.
+    assert {(modules, inputs.requires_grad) for modules, inputs, _ in seen} == {(3, False), (2, True)}
+
+
+def test_torchs_rnn_is_the_dense_model():
+    torch.manual_seed(0)
+    ours, theirs = LanguageModel("dense", 7, "rnn"), TorchRNN(7)
+    theirs.load_state_dict(
+        {
+            "rnn.weight_ih_l0": ours.table.weight.T,
+            "rnn.bias_ih_l0": torch.zeros(7),
+            "rnn.weight_hh_l0": ours.mixer.u.weight,
+            "rnn.bias_hh_l0": ours.mixer.u.bias,
+            "head.weight": ours.head.weight,
+            "head.bias": ours.head.bias,
+        }
+    )
+    text = torch.randint(256, (3, 9))
+    result = ours(text)
+    assert_agrees(result, lambda dtype: theirs.to(dtype)(text))
+
+
+def test_summary():
+    def row(layer, ms, width=8, **more):
+        return {"experiment": "teacher", "width": width, "threads": 2, "layer": layer, "ms": ms, **more}
+
+    times = [row("dense", 8.0, speedup=1.0), row("spm", 2.0, speedup=4.0), row(REST, 0.5, speedup=16.0)]
+    header, both, alone = tables.steps_summary([*times, row("spm", 3.0, width=1024), row("lowrank", 5.0, width=1024)])
+    assert dict(zip(header, both, strict=True)) == {
+        **{"experiment": "teacher", "n": "8", "dense, ms": "8.00", "low rank": "-", "SPM": "2.00"},
+        **{"all but the layer": "0.500", "**dense / SPM**": "**4.00**"},
+    }
+    assert alone == ["teacher", "1,024", "-", "5.00", "3.00", "-", "-"]
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.app, ["bench", "steps", *map(str, arguments)])
+
+
+def test_command(folder, monkeypatch):
+    monkeypatch.setattr(steps, "Config", partial(Config, **TINY))
+    result = command("--data", folder, "--out", folder, "--seconds", 0, "--threads", 1)
+    assert result.exit_code == 0, result.output
+    saved = results.load(folder / "steps.json")
+    assert saved["config"]["experiment"] == "steps"
+    assert {row["experiment"] for row in saved["rows"]} == {"teacher", "agnews", "shakespeare"}
+    assert (folder / "steps.png").read_bytes().startswith(b"\x89PNG")
+    assert "torch.nn.RNN" in result.output
+
+
+@pytest.mark.parametrize("flag", [(), ("--keep-memory",)])
+def test_freed_memory_is_kept_only_if_asked_for(folder, monkeypatch, flag):
+    calls = []
+    monkeypatch.setattr(cli.bench.allocator, "keep_freed_memory", lambda: calls.append("kept"))
+    monkeypatch.setattr(steps, "Config", partial(Config, **{**TINY, "agnews_widths": (), "shakespeare_widths": ()}))
+    assert command("--out", folder, "--seconds", 0, *flag).exit_code == 0
+    assert len(calls) == len(flag)
+    assert results.load(folder / "steps.json")["config"]["keep_memory"] == bool(flag)
+
+
+def test_without_the_data_it_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "Config", partial(Config, **{**TINY, "teacher_widths": ()}))
+    result = command("--data", tmp_path, "--out", tmp_path, "--seconds", 0)
+    assert result.exit_code == 1
+    assert "pass --data DIR" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [("--seconds", "-1"), ("--threads", "0")])
+def test_bad_arguments(arguments):
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert f"got {arguments[1]}" in result.output.replace("'", "")

@@ -1,0 +1,126 @@
+import pytest
+import synthetic
+from synthetic import agnews, shakespeare, steps, teacher
+
+from pairmix_lab.report.runs import Case, collect, contender
+
+MAIN = Case("teacher", 256, 0.1)
+
+
+def seeds(runs, case, name):
+    return [run["config"]["seed"] for run in runs.of(case, name)]
+
+
+def test_folders_are_searched_and_a_file_counts_once(tmp_path):
+    synthetic.write(tmp_path / "a" / "deep", teacher(seed=1))
+    synthetic.write(tmp_path / "b", teacher(seed=0), agnews())
+    (tmp_path / "b" / "notes.txt").write_text("not a result")
+    runs = collect([tmp_path / "b", tmp_path, tmp_path / "b" / "000.json", tmp_path / "a" / ".." / "b"])
+    assert seeds(runs, MAIN, "SPM") == [0, 1]
+    assert runs.cases("agnews") == [Case("agnews", 256)]
+    assert len(runs.files) == 3
+    assert runs.left_out == []
+
+
+def test_runs_are_sorted_by_what_they_compare(collected):
+    runs = collected(
+        teacher(angle_std="uniform"), teacher(angle_std=0.5), teacher(angle_std=0.05), teacher("dense", angle_std=0.5)
+    )
+    assert [case.angle_std for case in runs.cases("teacher")] == [0.05, 0.5, "uniform"]
+    assert runs.contenders(runs.cases("teacher")) == ["dense", "SPM"]
+    assert runs.of(Case("teacher", 256, 7.0), "SPM") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"layer": "spm", "block": "general"}, "SPM"),
+        ({"layer": "spm", "block": "rotation", "pairing": "same"}, "SPM, rotation"),
+        ({"layer": "spm", "block": "general", "pairing": "other"}, "SPM, other pairs"),
+        ({"layer": "spm", "block": "rotation", "pairing": "other"}, "SPM, rotation, other pairs"),
+        ({"layer": "dense", "block": "rotation", "pairing": "other"}, "dense"),
+        ({"layer": "monarch", "block": "general"}, "monarch"),
+    ],
+)
+def test_a_contender_is_named_by_what_it_uses(config, name):
+    assert contender(config) == name
+
+
+def test_the_last_run_of_a_seed_counts(collected):
+    old = teacher(accuracy=0.1, finished="2025-01-01T00:00:00+00:00")
+    new = teacher(accuracy=0.9, finished="2025-01-02T00:00:00+00:00")
+    runs = collected(new, old)
+    assert [run["outcome"]["test_accuracy"] for run in runs.of(MAIN, "SPM")] == [0.9]
+    assert "1 result of other settings than the longest of its kind, or repeated later" in runs.left_out[0]
+
+
+def test_the_longest_runs_count(collected):
+    runs = collected(teacher(seed=0), teacher(seed=1), *(teacher(seed=seed, steps=10) for seed in (2, 3, 4)))
+    assert seeds(runs, MAIN, "SPM") == [0, 1]
+    assert len(runs.files) == 2
+    assert "3 results of other settings" in runs.left_out[0]
+
+
+@pytest.mark.parametrize("setting", [{"lr": 1.0}, {"batch": 8}, {"stages": 3}, {"decay": "constant"}], ids=str)
+def test_only_runs_of_the_same_settings_are_averaged(collected, setting):
+    runs = collected(teacher(seed=0), teacher(seed=1), teacher(seed=2, **setting))
+    assert seeds(runs, MAIN, "SPM") == [0, 1]
+    assert "1 result of other settings" in runs.left_out[0]
+
+
+def test_runs_on_other_data_are_not_averaged(collected):
+    other = agnews(seed=2)
+    other["outcome"]["data"] = "AG News"
+    runs = collected(agnews(seed=0), agnews(seed=1), other)
+    assert seeds(runs, Case("agnews", 256), "SPM") == [0, 1]
+
+
+def test_a_run_that_is_not_finished_is_left_out(collected):
+    stopped, without_word = teacher(seed=1), teacher(seed=2)
+    stopped["outcome"]["finished"] = False
+    del without_word["outcome"]["finished"]
+    runs = collected(teacher(seed=0), stopped, without_word)
+    assert seeds(runs, MAIN, "SPM") == [0, 2]
+    assert runs.left_out == ["Left out: 1 result not finished."]
+
+
+def test_results_of_other_benchmarks_are_counted(collected):
+    runs = collected(teacher(), *[synthetic.result({"width": 256}, [])] * 2)
+    assert runs.left_out == ["Left out: 2 results of other benchmarks."]
+    assert len(runs.files) == 1
+
+
+def test_the_last_step_times_count_at_the_batch_of_training(collected):
+    old = steps(synthetic.step_time("teacher", "spm", 9.0), finished="2025-01-01T00:00:00+00:00")
+    new = steps(synthetic.step_time("teacher", "spm", 1.0), finished="2025-01-03T00:00:00+00:00")
+    other_batch = synthetic.step_time("teacher", "dense", 5.0, batch=8)
+    threads = [synthetic.step_time("teacher", "lowrank", 4.0 / count, threads=count) for count in (2, 1)]
+    runs = collected(new, old, steps(other_batch, *threads), teacher(), shakespeare())
+    assert {name: row["ms"] for (_, name), row in runs.steps.items()} == {"SPM": 1.0, "low rank": 2.0}
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere is not there"):
+        collect([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("runs", [[], [steps()], [synthetic.result({}, [])]], ids=["nothing", "times only", "others"])
+def test_no_training_run_is_an_error(tmp_path, runs):
+    with pytest.raises(ValueError, match=r"no finished training run in .*empty"):
+        collect([synthetic.write(tmp_path / "empty", *runs)])
+    with pytest.raises(ValueError, match="no path at all"):
+        collect([])
+
+
+@pytest.mark.parametrize("text", ["{", "[1, [2]]", "3", '{"rows": []}', '{"config": 1, "rows": []}', "\udcff"])
+def test_a_foreign_file_is_named(tmp_path, text):
+    synthetic.write(tmp_path, teacher())
+    (tmp_path / "foreign.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"foreign\.json (is not a result of pairmix|cannot be read)"):
+        collect([tmp_path])
+
+
+def test_a_folder_is_no_result_whatever_its_name(tmp_path):
+    synthetic.write(tmp_path, teacher())
+    (tmp_path / "folder.json").mkdir()
+    assert len(collect([tmp_path]).files) == 1
