@@ -8,6 +8,7 @@ from pairmix import _kernels, ops
 
 def pytest_addoption(parser):
     parser.addoption("--data", type=Path, help="the folder with agnews/ and shakespeare/, for tests of the real data")
+    parser.addoption("--impl", help="the implementation to test; without it, all that are registered")
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("target", chosen_targets(metafunc.config), indirect=True)
     if "implementation" in metafunc.fixturenames:
         metafunc.parametrize("implementation", chosen_builds(metafunc.config))
+    if "impl_name" in metafunc.fixturenames:
+        metafunc.parametrize("impl_name", chosen_impls(metafunc.config))
 
 
 def chosen_targets(config):
@@ -56,6 +59,16 @@ def chosen_targets(config):
     return _kernels.targets() if only is None else [only]
 
 
+def chosen_impls(config):
+    only = config.getoption("--impl")
+    if only not in (None, *ops.IMPLS):
+        raise pytest.UsageError(f"--impl must be one of {list(ops.IMPLS)}, got {only!r}")
+    return list(ops.IMPLS) if only is None else [only]
+
+
 def chosen_builds(config):
-    kernels = [f"cpu {target}" for target in chosen_targets(config)]
-    return [*kernels, *(name for name in ops.IMPLS if name != "cpu")]
+    """The implementations, the compiled kernels once for each instruction set."""
+    builds = {name: [name] for name in chosen_impls(config)}
+    if "cpu" in builds:
+        builds["cpu"] = [f"cpu {target}" for target in chosen_targets(config)]
+    return [build for group in builds.values() for build in group]

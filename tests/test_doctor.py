@@ -52,7 +52,7 @@ def said():
 
 
 def test_doctor_says_what_is_in_use(monkeypatch):
-    missing = ops.Impl(reference.forward, reference.backward, lambda device: "it was not compiled")
+    missing = ops.Impl("absent", reference.forward, reference.backward, lambda device: "it was not compiled")
     monkeypatch.setitem(ops.IMPLS, "absent", missing)
     for expected in ("torch 2.", "threads 1", "instruction set", 'impl "reference" available'):
         assert expected in said()

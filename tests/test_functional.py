@@ -19,6 +19,8 @@ X = torch.zeros(4, 6)
         ((torch.tensor(1.0), BLOCKS, SCHEDULE), {}, r"last dimension of 1\.\.6, .* got \(\)"),
         ((X, torch.zeros(3, 4, 3), SCHEDULE), {}, r"got \(3, 4, 3\)"),
         ((X, torch.zeros(2, 5, 3), SCHEDULE), {}, r"angles of shape \(2, 3\) or coefficients of shape \(2, 4, 3\)"),
+        ((X, BLOCKS, SCHEDULE), {"block": "rotation"}, r"got \(2, 4, 3\) for block='rotation'"),
+        ((X, BLOCKS, SCHEDULE), {"block": "dense"}, "block must be 'general' or 'rotation', got 'dense'"),
         ((X, torch.zeros(2, 4), SCHEDULE), {}, r"got \(2, 4\)"),
         ((X, BLOCKS, SCHEDULE), {"d_in": torch.ones(5)}, r"d_in must have the shape \(6,\), got \(5,\)"),
         ((X, BLOCKS, SCHEDULE), {"d_out": torch.ones(6, 1)}, r"d_out must have the shape \(6,\), got \(6, 1\)"),
@@ -33,12 +35,12 @@ X = torch.zeros(4, 6)
         ),
         ((X, BLOCKS.to("meta"), SCHEDULE), {}, "blocks are on meta and x is on cpu"),
         ((X, BLOCKS, SCHEDULE), {"d_in": torch.ones(6, device="meta")}, "d_in is on meta and x is on cpu"),
-        ((X, BLOCKS, SCHEDULE), {"impl": "gpu"}, r"impl must be one of \['auto', .*'reference'\], got 'gpu'"),
+        ((X, BLOCKS, SCHEDULE), {"impl": "gpu"}, r"impl must be one of \['auto', .*'reference'.*\], got 'gpu'"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, options, message):
+def test_arguments_that_do_not_fit(arguments, options, message, impl_name):
     with pytest.raises(ValueError, match=message):
-        spm(*arguments, **options)
+        spm(*arguments, **{"impl": impl_name, **options})
 
 
 @pytest.mark.parametrize(
@@ -52,9 +54,9 @@ def test_arguments_that_do_not_fit(arguments, options, message):
         ((X.cfloat(), BLOCKS, SCHEDULE), {}, r"x must be float32, .* got torch\.complex64"),
     ],
 )
-def test_dtypes_that_do_not_fit(arguments, options, message):
+def test_dtypes_that_do_not_fit(arguments, options, message, impl_name):
     with pytest.raises(TypeError, match=message):
-        spm(*arguments, **options)
+        spm(*arguments, **options, impl=impl_name)
 
 
 def test_mixed_parameters_do_not_fit_under_autocast_either():
@@ -63,7 +65,7 @@ def test_mixed_parameters_do_not_fit_under_autocast_either():
 
 
 def test_an_impl_asked_for_by_name_never_falls_back(monkeypatch):
-    broken = ops.Impl(reference.forward, reference.backward, lambda device: "its library is missing")
+    broken = ops.Impl("broken", reference.forward, reference.backward, lambda device: "its library is missing")
     monkeypatch.setitem(ops.IMPLS, "broken", broken)
     with pytest.raises(RuntimeError, match="impl='broken' cannot run here: its library is missing"):
         spm(X, BLOCKS, SCHEDULE, impl="broken")

@@ -215,11 +215,11 @@ def test_the_mode_it_is_made_in_does_not_stick():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with torch.inference_mode():
-        assert not Schedule.butterfly(1234).order_on(CPU).is_inference()
+        assert not Schedule.butterfly(1234).on(CPU).order.is_inference()
     with torch.device("meta"):
-        assert Schedule.butterfly(1236).order_on(CPU).device.type == "cpu"
+        assert Schedule.butterfly(1236).on(CPU).order.device.type == "cpu"
     with FakeTensorMode():
-        assert type(Schedule.butterfly(1238).order_on(CPU)) is torch.Tensor
+        assert type(Schedule.butterfly(1238).on(CPU).order) is torch.Tensor
 
 
 def test_large_widths():

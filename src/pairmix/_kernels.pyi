@@ -1,4 +1,4 @@
-"""The compiled kernels; see csrc/module.cpp."""
+"""The compiled kernels; see csrc/bind_operator.cpp and csrc/bind_recurrence.cpp."""
 
 from collections.abc import Sequence
 
@@ -17,40 +17,23 @@ def use_target(name: str, /) -> None: ...
 def use_exchange_api(wanted: bool, /) -> bool: ...
 def empty_cache() -> None: ...
 def multiply_adds_per_second(threads: int, /) -> float: ...
-def fits(
-    plan: Plan,
-    x: Tensor,
-    blocks: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-    out_features: int,
-    maps: int | None,
-    /,
-) -> bool: ...
 def forward(
     plan: Plan,
     x: Tensor,
-    blocks: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
+    parameters: tuple[Tensor | None, ...],
+    rotation: bool,
     out_features: int,
     maps: int | None,
     threads: int,
+    only_ordinary: bool,
     /,
 ) -> Tensor | None: ...
 def backward(
     plan: Plan,
     grad: Tensor,
     x: Tensor,
-    blocks: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    residual_scale: Tensor | None,
-    out_features: int,
+    parameters: tuple[Tensor | None, ...],
+    rotation: bool,
     maps: int | None,
     needs: Sequence[bool],
     threads: int,
@@ -63,11 +46,8 @@ def recurrence_forward(
     h0: Tensor,
     c0: Tensor,
     batch_sizes: Sequence[int],
-    blocks: Tensor | None,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
+    parameters: tuple[Tensor | None, ...],
+    rotation: bool,
     threads: int,
     /,
 ) -> list[Tensor] | None: ...
@@ -79,11 +59,8 @@ def recurrence_backward(
     h0: Tensor,
     c0: Tensor,
     batch_sizes: Sequence[int],
-    blocks: Tensor | None,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
+    parameters: tuple[Tensor | None, ...],
+    rotation: bool,
     h: Tensor,
     c: Tensor,
     saved: Tensor,

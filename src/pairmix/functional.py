@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pairmix import ops
+from pairmix.ops import Parameters, Tensors
 from pairmix.schedule import Schedule
+
+__all__ = ["GATES", "Parameters", "Tensors", "choose_impl", "mix", "recurrence", "spm"]
 
 GATES = ops.GATES
 """How many gates each cell of `recurrence` has."""
@@ -28,6 +30,7 @@ def spm(
     bias: Tensor | None = None,
     residual_scale: Tensor | None = None,
     out_features: int | None = None,
+    block: str | None = None,
     maps: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
@@ -52,6 +55,7 @@ def spm(
         bias: added to the output; None for zeros.
         residual_scale: for odd `n`, what the coordinate left over at each stage is multiplied by; None for one.
         out_features: the size of the output; None for `n`.
+        block: `"rotation"` or `"general"`; None for what the shape of `blocks` says.
         maps: for several operators that read the same `x`, how many. Their parameters then have one more dimension in
             front, and their outputs are side by side. None for one operator.
         impl: who computes it: `"auto"`, or one by name, which then never falls back to another.
@@ -75,30 +79,44 @@ def spm(
     """
     if out_features is None:
         out_features = schedule.n
-    arguments = (x, blocks, schedule._order, d_in, d_out, bias, residual_scale, out_features, maps)
-    if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu"):
-        quick = next(iter(ops.IMPLS)) if impl == "auto" else impl
-        if quick in ops.IMPLS and ops.IMPLS[quick].fits(*arguments):
-            return ops.call_directly(quick, *arguments)
+    if block is None:
+        block = "general" if blocks.dim() == (3 if maps is None else 4) else "rotation"
+    parameters = Parameters(blocks, d_in, d_out, bias, residual_scale)
+    return mix(x, parameters, schedule, block, out_features, maps, impl)
 
-    impl = choose_impl(impl, x.device)
-    parameters = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": residual_scale}
-    x = _checked(x, blocks, schedule, parameters, out_features, maps)
-    order = schedule.order_on(x.device)
-    y: Tensor = ops.spm(x, blocks, order, *parameters.values(), out_features, maps, impl)
-    return y
+
+def mix(
+    x: Tensor,
+    parameters: Tensors,
+    schedule: Schedule,
+    block: str,
+    out_features: int,
+    maps: int | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """`spm`, for callers that have the parameters as one value."""
+    if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu"):
+        direct = ops.DIRECT.get(impl)
+        if direct is not None:
+            y = ops.call_directly(direct, x, parameters, schedule._on_cpu, block, out_features, maps)
+            if y is not None:
+                return y
+
+    chosen = ops.choose(impl, x.device)
+    x = _checked(x, parameters, schedule, block, out_features, maps)
+    if maps is None:
+        parameters = ops.with_front(parameters)
+    result: Tensor = ops.spm(x, schedule.on(x.device).order, *parameters, block, out_features, chosen.name)
+    return result
 
 
 def _checked(
-    x: Tensor,
-    blocks: Tensor,
-    schedule: Schedule,
-    parameters: Mapping[str, Tensor | None],
-    out_features: int,
-    maps: int | None,
+    x: Tensor, parameters: Tensors, schedule: Schedule, block: str, out_features: int, maps: int | None
 ) -> Tensor:
     """`x`, cast as autocast wants it, if all arguments fit together."""
-    n, stages = schedule.n, schedule.stages
+    n, stages, blocks = schedule.n, schedule.stages, parameters.blocks
+    if block not in ("general", "rotation"):
+        raise ValueError(f"block must be 'general' or 'rotation', got {block!r}")
     if not 1 <= out_features <= n:
         raise ValueError(f"out_features must be in 1..{n}, the width of the schedule, got {out_features}")
     if x.dim() == 0 or not 1 <= x.shape[-1] <= n:
@@ -107,10 +125,10 @@ def _checked(
         raise ValueError(f"maps must be at least 1, or None for one operator, got {maps}")
     front = () if maps is None else (maps,)
     of_angles, of_coeffs = (*front, stages, n // 2), (*front, stages, 4, n // 2)
-    if blocks.shape != of_angles and blocks.shape != of_coeffs:
+    if blocks.shape != (of_angles if block == "rotation" else of_coeffs):
         raise ValueError(
-            f"blocks must be angles of shape {of_angles} or coefficients of shape {of_coeffs} "
-            f"for {schedule}, got {tuple(blocks.shape)}"
+            f"blocks must be angles of shape {of_angles} or coefficients of shape {of_coeffs} for {schedule}, "
+            f"got {tuple(blocks.shape)} for block={block!r}"
         )
     if x.dtype not in _DTYPES:
         raise TypeError(f"x must be float32, float64, bfloat16 or float16, got {x.dtype}")
@@ -124,8 +142,8 @@ def _checked(
     if blocks.device != device:
         raise ValueError(f"blocks are on {blocks.device} and x is on {device}: move them together")
     shapes = {"d_in": n, "d_out": n, "bias": out_features, "residual_scale": stages}
-    for name, parameter in parameters.items():
-        if parameter is None:
+    for name, parameter in parameters._asdict().items():
+        if name == "blocks" or parameter is None:
             continue
         shape = (*front, shapes[name])
         if parameter.shape != shape:
@@ -134,7 +152,7 @@ def _checked(
             raise TypeError(f"{name} is {parameter.dtype} and blocks are {dtype}: cast them alike")
         if parameter.device != device:
             raise ValueError(f"{name} is on {parameter.device} and x is on {device}: move them together")
-    if parameters["residual_scale"] is not None and n % 2 == 0:
+    if parameters.residual_scale is not None and n % 2 == 0:
         raise ValueError(f"residual_scale is for odd widths, where a coordinate is left over; this width is {n}")
     return x
 
@@ -152,6 +170,7 @@ def recurrence(
     d_out: Tensor,
     bias: Tensor | None = None,
     residual_scale: Tensor | None = None,
+    block: str | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Run a recurrent cell over all steps of a batch of sequences.
@@ -172,6 +191,7 @@ def recurrence(
         d_out: see `spm`.
         bias: see `spm`.
         residual_scale: see `spm`.
+        block: see `spm`.
         impl: see `spm`.
 
     Shape:
@@ -203,35 +223,27 @@ def recurrence(
     wide = torch.promote_types(dtype, torch.float32)
     c = h.new_empty(0) if c is None else c
     gates, h, c = gates.to(wide), h.to(wide), c.to(wide)
-    parameters = [None if p is None else p.to(wide) for p in (blocks, d_in, d_out, bias, residual_scale)]
+    given = (blocks, d_in, d_out, bias, residual_scale)
+    parameters: Tensors = Parameters(*(None if parameter is None else parameter.to(wide) for parameter in given))
+    if block is None:
+        block = "general" if blocks.dim() == 4 else "rotation"
     sizes = None if batch_sizes is None else list(batch_sizes)
-    impl = choose_impl(impl, gates.device)
-    if impl == "cpu" and ops.can_recur(gates, h, c, *parameters):
-        of_blocks, *rest = parameters
-        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, of_blocks, schedule.order_on(gates.device), *rest, cell)
+    chosen = ops.choose(impl, gates.device)
+    if chosen.recurrence is not None and ops.can_recur(gates, h, c, *parameters):
+        order = schedule.on(gates.device).order
+        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, order, *parameters, block, cell, chosen.name)
     else:
         if sizes is None:
             sizes = [batch] * (gates.shape[0] // max(batch, 1))
 
-        def mix(x: Tensor, first: int, last: int) -> Tensor:
-            some: list[Any] = [None if p is None else p[first:last] for p in parameters]
-            blocks, d_in, d_out, bias, scale = some
-            rest = {"d_in": d_in, "d_out": d_out, "bias": bias, "residual_scale": scale}
-            return spm(x, blocks, schedule, **rest, maps=last - first, impl=impl)
+        def mix_some(x: Tensor, first: int, last: int) -> Tensor:
+            some = Parameters(*(None if parameter is None else parameter[first:last] for parameter in parameters))
+            return mix(x, some, schedule, block, size, last - first, chosen.name)
 
-        all_h, all_c = ops.unrolled(cell, gates, h, c, sizes, mix)
+        all_h, all_c = ops.unrolled(cell, gates, h, c, sizes, mix_some)
     return all_h.to(dtype), all_c.to(dtype)
 
 
 def choose_impl(impl: str, device: torch.device) -> str:
-    """The implementation that runs on this device: the preferred one for `"auto"`, else the named one or an error."""
-    if impl == "auto":
-        for name, candidate in ops.IMPLS.items():
-            if candidate.why_not(device) is None:
-                return name
-    if impl not in ops.IMPLS:
-        raise ValueError(f"impl must be one of {['auto', *ops.IMPLS]}, got {impl!r}")
-    reason = ops.IMPLS[impl].why_not(device)
-    if reason is not None:
-        raise RuntimeError(f"impl={impl!r} cannot run here: {reason}")
-    return impl
+    """The name of the implementation that runs on this device; see `spm` for the errors."""
+    return ops.choose(impl, device).name

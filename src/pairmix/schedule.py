@@ -16,6 +16,32 @@ import torch
 Indices = npt.NDArray[np.int32]
 
 
+class DeviceSchedule:
+    """A schedule on one device, and all that implementations derive from it there, once.
+
+    Attributes:
+        order: `Schedule.order` as a tensor, which is what the operator takes; shared by all layers, so never written.
+        n: the number of coordinates.
+        stages: the number of stages.
+        kept: what implementations have made of it, under a key of their own.
+    """
+
+    def __init__(self, order: torch.Tensor) -> None:
+        self.order = order
+        self.stages, self.n = order.shape
+        self.kept: dict[str, Any] = {}
+        self._version = order._version
+
+    @staticmethod
+    def of(order: torch.Tensor) -> DeviceSchedule:
+        """That of a tensor that came through the dispatcher: the same as before if it is the same tensor."""
+        known: DeviceSchedule | None = getattr(order, "_pairmix_schedule", None)
+        if known is None or known._version != order._version:
+            known = DeviceSchedule(order)
+            order._pairmix_schedule = known  # type: ignore[attr-defined]
+        return known
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """The pairings of all stages, in the order in which they are applied: immutable, hashable, comparable.
@@ -39,7 +65,8 @@ class Schedule:
     order: Indices
     kind: str
     seed: int | None = None
-    _order: torch.Tensor = field(init=False)  # as `order_on` gives it for the CPU, found without a call
+    _on_cpu: DeviceSchedule = field(init=False)
+    _elsewhere: dict[torch.device, DeviceSchedule] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         order = np.ascontiguousarray(self.order, np.int32)
@@ -47,7 +74,8 @@ class Schedule:
         object.__setattr__(self, "order", np.ndarray(order.shape, np.int32, order.tobytes()))
         # A schedule outlives the mode it was made in, so its tensor must be neither an inference nor a fake tensor.
         with torch.inference_mode(False):
-            object.__setattr__(self, "_order", torch.utils.dlpack.from_dlpack(order.copy()))
+            on_cpu = DeviceSchedule.of(torch.utils.dlpack.from_dlpack(order.copy()))
+        object.__setattr__(self, "_on_cpu", on_cpu)
 
     @classmethod
     def butterfly(cls, n: int, stages: int | None = None) -> Schedule:
@@ -102,9 +130,16 @@ class Schedule:
         _check_integer("n", n, at_least=1)
         return cls(_stacked(n, (_check_stage(n, number, stage) for number, stage in enumerate(pairs))), "from_pairs")
 
-    def order_on(self, device: torch.device) -> torch.Tensor:
-        """`order` as a tensor, which is what the operator takes. It is shared by all layers: not to be written to."""
-        return self._order if self._order.device == device else self._order.to(device)
+    def on(self, device: torch.device) -> DeviceSchedule:
+        """This schedule on a device, copied there once."""
+        if device.type == "cpu":
+            return self._on_cpu
+        if torch.compiler.is_compiling():  # a copy made here would be part of the graph, not of the schedule
+            return DeviceSchedule(self._on_cpu.order.to(device))
+        if device not in self._elsewhere:
+            with torch.inference_mode(False):
+                self._elsewhere[device] = DeviceSchedule.of(self._on_cpu.order.to(device))
+        return self._elsewhere[device]
 
     @functools.cached_property
     def n(self) -> int:

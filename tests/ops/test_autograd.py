@@ -14,21 +14,29 @@ from torch import nn
 import oracle
 import twins
 from pairmix import Schedule, SPMLinear, functional, ops
-from pairmix.ops import library, reference
+from pairmix.ops import Parameters, library, reference
+from pairmix.schedule import DeviceSchedule
 
 BLOCKS = ["general", "rotation"]
-IMPLS = ["reference", "cpu"]
 CPU = torch.device("cpu")
 
 
 def call(arguments, impl, *tensors):
     """The operator as a function of its differentiable arguments, in their order."""
-    return library.spm(*tensors[:2], arguments.schedule.order_on(CPU), *tensors[2:], arguments.out_features, None, impl)
+    return library.spm(*operands(arguments, *tensors), impl)
 
 
-def plain_call(arguments, x, blocks, *rest):
+def plain_call(arguments, *tensors):
     """The same, by the reference alone: torch differentiates its stages."""
-    return reference.forward(x, blocks, arguments.schedule.order_on(CPU), *rest, arguments.out_features)
+    x, order, *parameters, block, out_features = operands(arguments, *tensors)
+    return reference.forward(x, Parameters(*parameters), DeviceSchedule.of(order), block, out_features)
+
+
+def operands(arguments, x, *parameters):
+    """All that the operator takes, except for the implementation."""
+    parameters = [None if parameter is None else parameter[None] for parameter in (*parameters, *[None] * 5)[:5]]
+    block = "general" if arguments.blocks.dim() == 3 else "rotation"
+    return x, arguments.schedule.on(CPU).order, *parameters, block, arguments.out_features
 
 
 def double_arguments(block, n=5, **kwargs):
@@ -40,9 +48,9 @@ def arguments(request):
     return double_arguments(request.param, in_features=3)
 
 
-@pytest.fixture(params=IMPLS)
-def impl(request):
-    return request.param
+@pytest.fixture
+def impl(impl_name):
+    return impl_name
 
 
 def test_gradcheck(arguments, impl):
@@ -76,18 +84,18 @@ def test_third_derivatives(arguments, impl):
 @pytest.mark.parametrize("block", BLOCKS)
 def test_opcheck(block, impl):
     arguments = oracle.random_arguments(Schedule.butterfly(3, 1), block, in_features=2, leading=(2,))
-    t = arguments.tensors
-    order = arguments.schedule.order_on(CPU)
-    inputs = (*list(t.values())[:2], order, *list(t.values())[2:], arguments.out_features, None, impl)
-    torch.library.opcheck(library.spm, inputs)
+    leaves = [tensor.detach()[None].requires_grad_() for name, tensor in arguments.tensors.items() if name != "x"]
+    inputs = (arguments.x, arguments.schedule.on(CPU).order, *leaves, block, arguments.out_features)
+    torch.library.opcheck(library.spm, (*inputs, impl))
     grad = torch.randn(2, arguments.out_features, dtype=torch.float64, requires_grad=True)
-    differentiated = (t["x"], t["blocks"], order, t["d_in"], t["d_out"], t["residual_scale"])
-    torch.library.opcheck(library.spm_backward, (grad, *differentiated, None, [True] * 6, impl))
+    x, order, blocks, d_in, d_out, _, residual_scale, _, _ = inputs
+    differentiated = (x, order, blocks, d_in, d_out, residual_scale, block)
+    torch.library.opcheck(library.spm_backward, (grad, *differentiated, [True] * 6, impl))
     # what is needed changes only which outputs are empty, of which a compiler sees the shapes
     for needs in ([True, *[False] * 5], [True] * 5 + [False], [False] * 5 + [True], [False] * 6):
         torch.library.opcheck(
             library.spm_backward,
-            (grad, *differentiated, None, needs, impl),
+            (grad, *differentiated, needs, impl),
             test_utils=("test_schema", "test_faketensor"),
         )
 
@@ -100,10 +108,10 @@ def test_only_x_and_the_parameters_are_saved(block, requires_grad):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         layer(x)
-    known = {t.data_ptr() for t in (x, layer.schedule.order_on(CPU), *layer.parameters())}
+    known = {t.data_ptr() for t in (x, layer.schedule.on(CPU).order, *layer.parameters())}
     assert x.data_ptr() in {t.data_ptr() for t in saved}
     assert {t.data_ptr() for t in saved} <= known
-    assert sum(t.numel() for t in saved) <= x.numel() + layer.schedule.order_on(CPU).numel() + sum(
+    assert sum(t.numel() for t in saved) <= x.numel() + layer.schedule.on(CPU).order.numel() + sum(
         p.numel() for p in layer.parameters()
     )
 
@@ -114,10 +122,11 @@ def spy(monkeypatch):
     asked = []
 
     def backward(*inputs):
-        asked.append(inputs[-1])
+        *_, needs_x, needs = inputs
+        asked.append([needs_x, *needs])
         return reference.backward(*inputs)
 
-    monkeypatch.setitem(ops.IMPLS, "spy", ops.Impl(reference.forward, backward, lambda device: None))
+    monkeypatch.setitem(ops.IMPLS, "spy", ops.Impl("spy", reference.forward, backward, lambda device: None))
     return asked
 
 
@@ -130,13 +139,12 @@ def test_gradients_that_nobody_asked_for_are_skipped(wanted, arguments, spy, mon
         call(arguments, "reference", *arguments.tensors.values()), arguments, torch.tensor(1.0).expand(2, 5)
     )
     tensors = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in arguments.tensors.items()}
-    x, blocks, *rest = tensors.values()
-    y = library.spm(x, blocks, arguments.schedule.order_on(CPU), *rest, arguments.out_features, None, "spy")
+    y = call(arguments, "spy", *tensors.values())
     if not {"blocks", "residual_scale", "d_out"} & set(wanted):
         # these gradients do not depend on the stages' inputs, so the stages need not run again
         monkeypatch.setattr(reference._Stages, "run", None)
     y.sum().backward()
-    assert list(spy[0]) == [name in wanted for name in order]
+    assert spy[0] == [name in wanted for name in order]
     for name, tensor in tensors.items():
         if name in wanted:
             assert tensor.grad.equal(everything[name]), name
@@ -158,9 +166,10 @@ def test_backward_holds_few_of_the_stages_inputs(monkeypatch):
         return z
 
     monkeypatch.setattr(reference._Stages, "run", watched_run)
-    order = Schedule.butterfly(n, stages).order_on(CPU)
-    x, grad, blocks = torch.randn(3, n), torch.randn(3, n), torch.randn(stages, 4, n // 2)
-    reference.backward(grad, x, blocks, order, None, None, None, None, [True] * 5 + [False])
+    x, grad, blocks = torch.randn(3, n), torch.randn(3, n), torch.randn(1, stages, 4, n // 2)
+    needs = Parameters(True, True, True, True, False)
+    parameters = Parameters(blocks, None, None, None, None)
+    reference.backward(grad, x, parameters, Schedule.butterfly(n, stages).on(CPU), "general", True, needs)
     assert len(alive) >= stages - 1
     assert most <= 7  # log2(stages), and z_L
 

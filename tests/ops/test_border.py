@@ -13,6 +13,7 @@ from torch import nn
 import oracle
 from pairmix import Schedule, SPMLinear
 from pairmix.functional import recurrence, spm
+from pairmix.ops import Parameters, cpu
 
 INF = float("inf")
 
@@ -141,12 +142,11 @@ def test_sizes_that_cannot_be_counted_or_had():
 
 
 def test_a_gradient_that_cannot_be_counted():
-    from pairmix.ops import cpu
-
     x, grad = (torch.zeros(1, 4).expand(2**60, 4) for _ in range(2))
-    order = Schedule.butterfly(4).order_on(x.device)
+    parameters = Parameters(torch.zeros(1, 2, 4, 2), None, None, None, None)
+    schedule, needs = Schedule.butterfly(4).on(x.device), Parameters(*[False] * 5)
     with pytest.raises(RuntimeError, match="has more bytes than can be counted"):
-        cpu.backward(grad, x, torch.zeros(2, 4, 2), order, None, None, None, None, [True] + [False] * 5)
+        cpu.backward(grad, x, parameters, schedule, "general", True, needs)
 
 
 @pytest.mark.parametrize("name", ["coeffs", "d_in", "d_out", "bias", "residual_scale"])

@@ -16,7 +16,8 @@ import oracle
 from kernels import running
 from pairmix import Schedule, SPMLinear, _kernels
 from pairmix.functional import spm
-from pairmix.ops import cpu
+from pairmix.ops import Parameters, cpu
+from pairmix.schedule import DeviceSchedule
 
 CPU = torch.device("cpu")
 
@@ -198,37 +199,26 @@ def test_a_result_outlives_others_from_the_pool():
 
 def test_an_order_that_is_no_permutation_is_refused():
     for order in ([[0, 0]], [[0, 2]], [[-1, 0]]):
+        schedule = DeviceSchedule(torch.tensor(order, dtype=torch.int32))
+        parameters = Parameters(torch.ones(1, 1, 4, 1), None, None, None, None)
         with pytest.raises(ValueError, match="stage 0 of the order is no permutation"):
-            cpu.forward(
-                torch.ones(1, 2), torch.ones(1, 4, 1), torch.tensor(order, dtype=torch.int32), *[None] * 4, 2, None
-            )
+            cpu.forward(torch.ones(1, 2), parameters, schedule, "general", 2)
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    layer = SPMLinear(6, 6)
-    arguments = [
-        torch.ones(2, 6),
-        layer.coeffs,
-        layer.schedule.order_on(CPU),
-        layer.d_in,
-        layer.d_out,
-        layer.bias,
-        None,
-        6,
-        None,
-    ]
-    for position, wrong in (
-        (0, torch.ones(2, 7)),
-        (1, torch.ones(3, 4, 2)),
-        (3, torch.ones(5)),
-        (5, torch.ones(7)),
-        (7, 0),
-        (8, 2),
+    layer, x = SPMLinear(6, 6, maps=1), torch.ones(2, 6)
+    schedule, parameters = layer.schedule.on(CPU), layer._tensors()
+    wrong = {"blocks": torch.ones(1, 3, 4, 2), "d_in": torch.ones(1, 5), "d_out": torch.ones(6), "bias": x}
+    for arguments in (
+        (torch.ones(2, 7), parameters, schedule, "general", 6),
+        (x, parameters, schedule, "rotation", 6),
+        (x, parameters, schedule, "general", 0),
+        *((x, parameters._replace(**{name: tensor}), schedule, "general", 6) for name, tensor in wrong.items()),
     ):
         with pytest.raises(ValueError, match="the shapes do not fit"):
-            cpu.forward(*(wrong if k == position else argument for k, argument in enumerate(arguments)))
+            cpu.forward(*arguments)
     with pytest.raises(ValueError, match="the shapes do not fit"):
-        cpu.backward(torch.ones(3, 6), *arguments[:5], None, None, [True] * 6)
+        cpu.backward(torch.ones(3, 6), x, parameters, schedule, "general", True, Parameters(*[True] * 5))
 
 
 def test_without_the_exchange_api_of_newer_torch():
@@ -254,7 +244,7 @@ def test_cosines_and_sines_of_all_angles(dtype, target):
     """To the two roundings that the oracle counts for them."""
     angles = torch.cat([NEAR, FAR]).to(dtype)
     schedule = Schedule.butterfly(2 * len(angles), 1)
-    firsts, seconds = schedule.order_on(CPU)[0].long().chunk(2)
+    firsts, seconds = schedule.on(CPU).order[0].long().chunk(2)
     x = torch.zeros(2 * len(angles), dtype=dtype)
     x[firsts] = 1
     y = spm(x, angles[None], schedule, impl="cpu").double()

@@ -11,9 +11,8 @@ import torch
 
 import oracle
 from kernels import running
-from pairmix import SPMGRU, SPMLSTM, SPMRNN, Schedule, functional
-from pairmix.ops import cpu, cpu_recurrence
-from pairmix.ops.steps import GATES
+from pairmix import SPMGRU, SPMLSTM, SPMRNN, Schedule, functional, ops
+from pairmix.ops import GATES, Parameters, cpu, cpu_recurrence
 
 CPU = torch.device("cpu")
 BATCHES = [1, 2, 5, 17, 33]
@@ -107,30 +106,28 @@ def test_threads_and_runs(cell, target):
 
 def test_batch_sizes_may_be_left_out():
     arguments = random_arguments("gru", 9, [3] * 4)
-    for impl in ("cpu", "reference"):
+    for impl in ops.IMPLS:
         assert_equal(results({**arguments, "batch_sizes": None}, impl), results(arguments, impl))
 
 
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
 @pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
-def test_sequences_without_any_step(cell, impl):
+def test_sequences_without_any_step(cell, impl_name):
     """There may be more states than sequences with a first step. They have no gradient, whatever was in memory."""
     arguments = random_arguments(cell, 8, [3, 2], batch=40)
     for _ in range(4):
         rubbish = [torch.full((40, 8), torch.nan, dtype=torch.float64) for _ in range(8)]
         del rubbish
-        actual = results(arguments, impl)
+        actual = results(arguments, impl_name)
         for name in ("h", "c"):
             if name in actual:
                 assert actual[name][3:].equal(torch.zeros(37, 8, dtype=torch.float64))
     some = {name: arguments[name][:3].detach() for name in ("h", "c") if arguments[name] is not None}
-    assert actual["all h"].equal(results({**arguments, **some}, impl, False)["all h"])
+    assert actual["all h"].equal(results({**arguments, **some}, impl_name, False)["all h"])
 
 
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
-def test_memory_layouts(impl):
+def test_memory_layouts(impl_name):
     arguments = random_arguments("lstm", 6, [4, 4, 2])
-    expected = results(arguments, impl)
+    expected = results(arguments, impl_name)
 
     def spread(tensor):
         wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), torch.nan, dtype=tensor.dtype)
@@ -138,7 +135,7 @@ def test_memory_layouts(impl):
         return wide[..., ::2].requires_grad_()
 
     strided = {name: spread(t) if isinstance(t, torch.Tensor) else t for name, t in arguments.items()}
-    assert_equal(results(strided, impl), expected)
+    assert_equal(results(strided, impl_name), expected)
 
 
 class TestOperator:
@@ -148,8 +145,9 @@ class TestOperator:
         sizes = batch_sizes or [3, 3]
         a = random_arguments(cell, 5, sizes)
         c0 = a["h"].new_empty(0) if a["c"] is None else a["c"]
-        maps = [a["blocks"], a["schedule"].order_on(CPU), a["d_in"], a["d_out"], a["bias"], a["residual_scale"]]
-        inputs = (a["gates"], a["h"], c0, batch_sizes, *maps, cell)
+        parameters = [a[name] for name in Parameters._fields]
+        maps = [a["schedule"].on(CPU).order, *parameters]
+        inputs = (a["gates"], a["h"], c0, batch_sizes, *maps, "general", cell, "cpu")
         operator = torch.ops.pairmix.recurrence.default
         torch.library.opcheck(operator, inputs)
 
@@ -160,7 +158,7 @@ class TestOperator:
             ([None, torch.randn_like(c)] if cell == "lstm" else [h.cos(), None], [True, *[False] * 4, *[True] * 3]),
         ):
             needs[2] = cell == "lstm"
-            rest = (a["h"].detach(), c0.detach(), batch_sizes, *maps, h, c, saved, cell, needs)
+            rest = (a["h"].detach(), c0.detach(), batch_sizes, *maps, "general", h, c, saved, cell, needs, "cpu")
             torch.library.opcheck(torch.ops.pairmix.recurrence_backward.default, (*grads, *rest))
 
     @pytest.mark.parametrize("cell", GATES)
@@ -174,8 +172,7 @@ class TestOperator:
 
         assert torch.autograd.gradcheck(call, tuple(tensors.values()))
 
-    @pytest.mark.parametrize("impl", ["cpu", "reference"])
-    def test_bad_arguments(self, impl):
+    def test_bad_arguments(self, impl_name):
         good = random_arguments("gru", 4, [2, 1])
         for name, value, message in (
             ("cell", "peephole", "cell must be one of .* got 'peephole'"),
@@ -190,9 +187,9 @@ class TestOperator:
             ("d_in", torch.zeros(3, 5).double(), "fit|shape"),
         ):
             with pytest.raises(ValueError, match=message):
-                functional.recurrence(**{**good, name: value}, impl=impl)
+                functional.recurrence(**{**good, name: value}, impl=impl_name)
         with pytest.raises(ValueError, match="a lstm and c=None"):
-            functional.recurrence(**{**random_arguments("lstm", 4, [2, 1]), "c": None}, impl=impl)
+            functional.recurrence(**{**random_arguments("lstm", 4, [2, 1]), "c": None}, impl=impl_name)
         with pytest.raises(ValueError, match=r"impl must be one of .* got 'magic'"):
             functional.recurrence(**good, impl="magic")
 
@@ -222,7 +219,7 @@ class TestWhatIsComputed:
         assert {name for name in actual if not name.startswith("all ")} == set(wanted) & set(everything)
         assert_equal(actual, {name: everything[name] for name in actual})
         parameters = ["blocks", "d_in", "d_out", "bias", "residual_scale"]
-        expected = [False, *(name in wanted for name in parameters)]
+        expected = [name in wanted for name in parameters]
         times = 2 if cell == "gru" else 1  # the map of the candidate has read something else
         assert [list(asked) for asked in calls] == ([expected] * times if any(expected) else [])
 

@@ -22,7 +22,7 @@
 #include "kernel.h"
 #include "scratch.h"
 #include "stages.h"
-#include "turn.h"
+#include "sincos.h"
 
 namespace pairmix {
 namespace {
@@ -50,7 +50,7 @@ class Coeffs {
     copies_ = parts.take<T>(plan_.stages() * stage_size());
     plain_ = parts.take<T>(plan_.stages() * stage_size());
     for (T** diagonal : {&ones_, &d_in_, &d_out_}) *diagonal = parts.take<T>(plan_.even());
-    turned_ = parts.take<T>(rotation_ ? int64_t{2} * plan_.given_stages() * plan_.pairs() : 0);
+    sincos_ = parts.take<T>(rotation_ ? int64_t{2} * plan_.given_stages() * plan_.pairs() : 0);
   }
 
   Kind kind(int32_t l) const {
@@ -73,7 +73,7 @@ class Coeffs {
     const T* angles = static_cast<const T*>(given_.blocks);
     if (rotation_)
       for (int64_t l = 0, pairs = plan_.pairs(); l < plan_.given_stages(); ++l)
-        turn(angles + l * pairs, pairs, turned_ + 2 * l * pairs, turned_ + (2 * l + 1) * pairs);
+        fill_sincos(angles + l * pairs, pairs, sincos_ + 2 * l * pairs, sincos_ + (2 * l + 1) * pairs);
     for (int32_t l = 0; l < plan_.stages(); ++l) {
       if (is_read_in_place(l)) continue;
       if (plan_.scales(l)) {
@@ -116,7 +116,7 @@ class Coeffs {
   int rows() const { return rotation_ ? 2 : 4; }
   int64_t given(int32_t l) const { return l - plan_.first_given(); }
   const T* parameter_rows(int32_t l) const {
-    return (rotation_ ? turned_ : static_cast<const T*>(given_.blocks)) + given(l) * rows() * plan_.pairs();
+    return (rotation_ ? sincos_ : static_cast<const T*>(given_.blocks)) + given(l) * rows() * plan_.pairs();
   }
   T* copy(int32_t l) const { return copies_ + l * stage_size(); }
   // The rows as the parameters have them, general if they are not used as rotations, with the pair of an odd width.
@@ -328,7 +328,7 @@ class Coeffs {
   bool is_moderate_ = true;
   decltype(typename L::Numbers{} == typename L::Numbers{}) lost_{};  // in the lanes where it is not zero
   T *copies_, *plain_, *ones_, *d_in_, *d_out_;
-  T* turned_;  // cos and sin
+  T* sincos_;  // cos and sin
 };
 
 }  // namespace

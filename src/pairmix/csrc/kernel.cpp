@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "halves.h"
-#include "peak.h"
+#include "half_precision.h"
+#include "multiply_add_bound.h"
 #include "recurrence.h"
 #include "run.h"
 #include "scratch.h"

@@ -78,6 +78,11 @@ void Pool::clear() {
   kept_ = 0;
 }
 
+Pool& results_pool() {
+  static auto* pool = new Pool;  // never destroyed: tensors give their memory back until the very end
+  return *pool;
+}
+
 std::vector<Arena::Block>& Arena::idle() {
   static auto* blocks = new std::vector<Block>;  // never destroyed: calls may outlive static objects
   return *blocks;

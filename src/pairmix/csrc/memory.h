@@ -37,6 +37,9 @@ class Pool {
   int64_t kept_ = 0;
 };
 
+// That of the results of all calls.
+Pool& results_pool();
+
 // Working memory for the time of a call. The blocks of calls that have ended are kept for the next ones.
 class Arena {
  public:

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "coeffs.h"
-#include "entry.h"
+#include "row_stages.h"
 #include "kernel.h"
 #include "scratch.h"
 #include "stages.h"
@@ -67,7 +67,7 @@ class Run {
   Run(const Call& call, bool backward)
       : call_(call),
         plan_(*call.plan),
-        enters_(Entry<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
+        fuses_rows_(RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
         shares_(shares(call)),
         depth_(choose_depth(call)),
         layout_(plan_.layout(Simd<T>::width, budget(backward))),
@@ -186,7 +186,7 @@ class Run {
   // anything twice.
   Budget budget(bool backward) const {
     const int64_t unit_bytes = depth_ * kVectorBytes;
-    const int32_t first_stage = enters_ ? kRunStages<kLanes> : 0;
+    const int32_t first_stage = fuses_rows_ ? kRunStages<kLanes> : 0;
     const int64_t usual = backward ? kBackwardComponentBytes : kForwardComponentBytes;
     const int64_t component = coeff_bytes(call_) > kManyBytes ? kTileBytes : usual;
     return {component / unit_bytes, backward ? kKeptBytes / unit_bytes : 0, backward, first_stage};
@@ -298,11 +298,11 @@ class Run {
     steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? to : from; });
   }
 
-  Entry<S, T, kLanes> entry() const { return {coeffs_.of(0), coeffs_.stage_size(), layout_.units}; }
+  RowStages<S, T, kLanes> row_stages() const { return {coeffs_.of(0), coeffs_.stage_size(), layout_.units}; }
 
   void read_input(const Tile<T>& tile, Workspace<T>& work) const {
-    if constexpr (Entry<S, T, kLanes>::exists)
-      if (enters_) return entry().read(work.x, work.count, tile, work.share);
+    if constexpr (RowStages<S, T, kLanes>::exists)
+      if (fuses_rows_) return row_stages().read(work.x, work.count, tile, work.share);
     mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
   }
 
@@ -320,7 +320,7 @@ class Run {
   }
 
   void tile_backward(Workspace<T>& work) const {
-    const auto& groups = layout_.groups;  // none, if the entry is all there is
+    const auto& groups = layout_.groups;  // none, if the stages of rows are all there is
     if (wants_parameters_ && !groups.empty()) {
       read_input(work.kept[0], work);
       wait_for_others(work);
@@ -336,9 +336,9 @@ class Run {
     if (!wants_rest_) return;
     for (size_t k = groups.size(); k-- > 0;)
       each_component(groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
-    if constexpr (Entry<S, T, kLanes>::exists)
-      if (enters_)
-        return entry().write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x,
+    if constexpr (RowStages<S, T, kLanes>::exists)
+      if (fuses_rows_)
+        return row_stages().write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x,
                                   work.count, work.share);
     if (call_.grad_x.data)
       mover_.write(work.gradient, nullptr, work.grad_x, work.count, call_.in_features, work.buffer, work.share);
@@ -368,7 +368,7 @@ class Run {
   Arena arena_;
   const Call& call_;
   const Plan& plan_;
-  const bool enters_, shares_;
+  const bool fuses_rows_, shares_;
   const int32_t depth_;
   const Layout& layout_;
   const Mover<S, T, kLanes> mover_;

@@ -4,8 +4,8 @@
 // through Python, with capsules.
 #pragma once
 
+#include <dlpack/dlpack.h>
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <algorithm>
 #include <memory>
@@ -20,44 +20,27 @@
 namespace pairmix {
 
 namespace nb = nanobind;
-using DLTensor = nb::dlpack::dltensor;
 
-// As the DLPack standard has them.
-struct ManagedTensor {
-  uint32_t major, minor;
-  void* context;
-  void (*deleter)(ManagedTensor*);
-  uint64_t flags;
-  DLTensor tensor;
-};
-struct UnversionedManagedTensor {
-  DLTensor tensor;
-  void* context;
-  void (*deleter)(UnversionedManagedTensor*);
-};
-struct ExchangeApi {
-  uint32_t major, minor;
-  void *previous, *allocate, *to_managed_tensor;
-  int (*to_object)(ManagedTensor*, void** object);
-  int (*read)(void* object, DLTensor*);
-  void* current_stream;
-};
+// The table of C functions, if torch has one and it is in use.
+const DLPackExchangeAPI* exchange_api();
+// Returns whether there is one.
+bool use_exchange_api(bool wanted);
 
 // What the tensor is, for as long as it lives; capsules are kept alive here.
 class TensorView {
  public:
   // One that cannot be read, such as a tensor without data, has no dtype that the kernels know.
-  TensorView(nb::handle object, const ExchangeApi* api) : exists_(!object.is_none()) {
-    tensor_.device.device_type = -1;
+  explicit TensorView(nb::handle object) : exists_(!object.is_none()) {
+    tensor_.device.device_type = DLDeviceType(0);
     if (!exists_) return;
-    if (api) {
-      if (api->read(object.ptr(), &tensor_)) PyErr_Clear();
+    if (const DLPackExchangeAPI* api = exchange_api()) {
+      if (api->dltensor_from_py_object_no_sync(object.ptr(), &tensor_)) PyErr_Clear();
       return;
     }
     try {
       capsule_ = object.attr("detach")().attr("__dlpack__")();
       const void* managed = PyCapsule_GetPointer(capsule_.ptr(), "dltensor");
-      if (managed) tensor_ = static_cast<const UnversionedManagedTensor*>(managed)->tensor;
+      if (managed) tensor_ = static_cast<const DLManagedTensor*>(managed)->dl_tensor;
     } catch (nb::python_error&) {
     }
     PyErr_Clear();
@@ -73,11 +56,11 @@ class TensorView {
   // None if the kernels cannot read it.
   std::optional<Dtype> dtype() const {
     const auto [code, bits, lanes] = tensor_.dtype;
-    if (tensor_.device.device_type != nb::device::cpu::value || lanes != 1 || is_freed()) return {};
-    if (code == kFloat && bits == 32) return Dtype::float32;
-    if (code == kFloat && bits == 64) return Dtype::float64;
-    if (code == kBFloat && bits == 16) return Dtype::bfloat16;
-    if (code == kFloat && bits == 16) return Dtype::float16;
+    if (tensor_.device.device_type != kDLCPU || lanes != 1 || is_freed()) return {};
+    if (code == kDLFloat && bits == 32) return Dtype::float32;
+    if (code == kDLFloat && bits == 64) return Dtype::float64;
+    if (code == kDLBfloat && bits == 16) return Dtype::bfloat16;
+    if (code == kDLFloat && bits == 16) return Dtype::float16;
     return {};
   }
 
@@ -89,8 +72,6 @@ class TensorView {
       if (tensor_.shape[k] > 1 && stride(k) != dense(k)) return false;
     return true;
   }
-
-  static constexpr uint8_t kFloat = 2, kBFloat = 4;
 
  private:
   // Whether there should be numbers, and is no memory: somebody has shrunk its storage.
@@ -131,36 +112,34 @@ inline int64_t bytes_of(const std::vector<int64_t>& sizes, int64_t bytes) {
 }
 
 template <class Managed>
-Owned<Managed>* owned_memory(Pool& pool, std::vector<int64_t> sizes, Dtype dtype) {
-  static constexpr nb::dlpack::dtype types[] = {
-      {TensorView::kFloat, 32, 1}, {TensorView::kFloat, 64, 1}, {TensorView::kBFloat, 16, 1}, {TensorView::kFloat, 16, 1}};
+Owned<Managed>* owned_memory(std::vector<int64_t> sizes, Dtype dtype) {
+  static constexpr DLDataType types[] = {{kDLFloat, 32, 1}, {kDLFloat, 64, 1}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1}};
   auto owned = std::make_unique<Owned<Managed>>();
-  owned->tensor.dtype = types[static_cast<int>(dtype)];
-  owned->tensor.device = {nb::device::cpu::value, 0};
+  owned->dl_tensor.dtype = types[static_cast<int>(dtype)];
+  owned->dl_tensor.device = {kDLCPU, 0};
   owned->sizes = std::move(sizes);
-  owned->tensor.ndim = static_cast<int32_t>(owned->sizes.size());
-  owned->tensor.shape = owned->sizes.data();
-  owned->bytes = bytes_of(owned->sizes, owned->tensor.dtype.bits / 8);
-  owned->tensor.data = pool.take(owned->bytes);
-  owned->context = &pool;
+  owned->dl_tensor.ndim = static_cast<int32_t>(owned->sizes.size());
+  owned->dl_tensor.shape = owned->sizes.data();
+  owned->bytes = bytes_of(owned->sizes, owned->dl_tensor.dtype.bits / 8);
+  owned->dl_tensor.data = results_pool().take(owned->bytes);
   owned->deleter = [](Managed* self) {
     auto* all = static_cast<Owned<Managed>*>(self);
-    static_cast<Pool*>(all->context)->give_back(all->tensor.data, all->bytes);
+    results_pool().give_back(all->dl_tensor.data, all->bytes);
     delete all;
   };
   return owned.release();
 }
 
-inline NewTensor new_tensor(Pool& pool, std::vector<int64_t> sizes, Dtype dtype, const ExchangeApi* api) {
-  if (api) {
-    auto* owned = owned_memory<ManagedTensor>(pool, std::move(sizes), dtype);
-    owned->major = 1, owned->minor = 0;
-    void *data = owned->tensor.data, *object;
-    if (api->to_object(owned, &object)) throw nb::python_error();
+inline NewTensor new_tensor(std::vector<int64_t> sizes, Dtype dtype) {
+  if (const DLPackExchangeAPI* api = exchange_api()) {
+    auto* owned = owned_memory<DLManagedTensorVersioned>(std::move(sizes), dtype);
+    owned->version = {1, 0};
+    void *data = owned->dl_tensor.data, *object;
+    if (api->managed_tensor_to_py_object_no_sync(owned, &object)) throw nb::python_error();
     return {nb::steal(static_cast<PyObject*>(object)), data};
   }
-  auto* owned = owned_memory<UnversionedManagedTensor>(pool, std::move(sizes), dtype);
-  void* data = owned->tensor.data;
+  auto* owned = owned_memory<DLManagedTensor>(std::move(sizes), dtype);
+  void* data = owned->dl_tensor.data;
   // A capsule that no tensor takes over would leak its memory; torch takes over the ones it is given.
   const nb::object capsule = nb::steal(PyCapsule_New(owned, "dltensor", nullptr));
   return {nb::module_::import_("torch.utils.dlpack").attr("from_dlpack")(capsule), data};

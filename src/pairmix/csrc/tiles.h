@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "halves.h"
+#include "half_precision.h"
 #include "kernel.h"
 #include "scratch.h"
 #include "simd.h"

@@ -163,7 +163,7 @@ class SPMLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.size(-1) != self.in_features:
             raise ValueError(f"expected an input of shape (*, {self.in_features}), got {tuple(x.shape)}")
-        return self._apply_to(x, self._parameter("bias"))
+        return functional.mix(x, self._tensors(), self.schedule, self.block, self.out_features, self.maps, self.impl)
 
     def to_dense(self) -> Tensor:
         """The matrix that this layer stands for, `[out_features, in_features]`: `layer(x) == x @ W.T + bias`.
@@ -175,38 +175,25 @@ class SPMLinear(nn.Module):
             [[1.0, 0.0], [0.0, 1.0]]
         """
         unit_vectors = torch.eye(self.in_features, device=self.d_in.device, dtype=self.d_in.dtype)
-        return self._apply_to(unit_vectors, None).T
+        parameters = self._tensors()._replace(bias=None)
+        return functional.mix(
+            unit_vectors, parameters, self.schedule, self.block, self.out_features, self.maps, self.impl
+        ).T
 
-    def _apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.spm(
-            x,
-            self._parameter("coeffs" if self.block == "general" else "angles"),
-            self.schedule,
-            d_in=self._parameter("d_in"),
-            d_out=self._parameter("d_out"),
-            bias=bias,
-            residual_scale=self._parameter("residual_scale"),
-            out_features=self.out_features,
-            maps=self.maps,
-            impl=self.impl,
-        )
+    def _tensors(self) -> functional.Tensors:
+        """The parameters as the operator takes them."""
+        blocks = "coeffs" if self.block == "general" else "angles"
+        try:
+            # The attributes of a module are found late: five of them take as long as a small layer.
+            own = self._parameters
+            return functional.Parameters(own[blocks], own["d_in"], own["d_out"], own["bias"], own["residual_scale"])
+        except KeyError:  # some are computed: by a parametrization, by FSDP
+            names = (blocks, "d_in", "d_out", "bias", "residual_scale")
+            return functional.Parameters(*(getattr(self, name) for name in names))
 
     def operator(self) -> dict[str, Any]:
-        """What the functions of `pairmix.functional` take of this layer: parameters, schedule and impl."""
-        return {
-            "blocks": self.coeffs if self.block == "general" else self.angles,
-            "schedule": self.schedule,
-            "d_in": self.d_in,
-            "d_out": self.d_out,
-            "bias": self.bias,
-            "residual_scale": self.residual_scale,
-            "impl": self.impl,
-        }
-
-    def _parameter(self, name: str) -> Any:
-        # The attributes of a module are found late: five of them take as long as a small layer.
-        parameters = self._parameters
-        return parameters[name] if name in parameters else getattr(self, name)
+        """What the functions of `pairmix.functional` take of this layer: parameters, schedule, block and impl."""
+        return {**self._tensors()._asdict(), "schedule": self.schedule, "block": self.block, "impl": self.impl}
 
     def extra_repr(self) -> str:
         bias = self.bias is not None

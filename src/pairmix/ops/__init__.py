@@ -1,13 +1,24 @@
-"""The operator for torch, and who computes it."""
+"""The operator for torch, and the implementations that compute it."""
 
-from pairmix.ops import cpu, reference
-from pairmix.ops.library import IMPLS, Impl, call_directly, spm
+from pairmix.ops import cpu, cpu_recurrence, reference
+from pairmix.ops.cells import GATES, unrolled
+from pairmix.ops.library import call_directly, spm, with_front
 from pairmix.ops.recurrence import can_recur, recurrence
-from pairmix.ops.steps import GATES, unrolled
+from pairmix.ops.registry import DIRECT, IMPLS, Impl, Parameters, Recurrence, Tensors, choose, register, unregister
 from pairmix.ops.torch_internals import is_ordinary
 
-IMPLS["cpu"] = Impl(cpu.forward, cpu.backward, cpu.why_not, cpu.fits)
-IMPLS["reference"] = Impl(reference.forward, reference.backward, why_not=lambda device: None)
+register(Impl("reference", reference.forward, reference.backward, why_not=lambda device: None))
+register(
+    Impl(
+        "cpu",
+        cpu.forward,
+        cpu.backward,
+        cpu.why_not,
+        preferred_on="cpu",
+        recurrence=Recurrence(cpu_recurrence.forward, cpu_recurrence.backward, cpu_recurrence.SAVED),
+        direct=cpu.direct,
+    )
+)
 
 
 def empty_cache() -> None:
@@ -20,15 +31,23 @@ def empty_cache() -> None:
 
 
 __all__ = [
+    "DIRECT",
     "GATES",
     "IMPLS",
     "Impl",
+    "Parameters",
+    "Recurrence",
+    "Tensors",
     "call_directly",
     "can_recur",
+    "choose",
     "cpu",
     "empty_cache",
     "is_ordinary",
     "recurrence",
+    "register",
     "spm",
+    "unregister",
     "unrolled",
+    "with_front",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch  # before the kernels, so that they share its OpenMP threads
 from torch import Tensor
+
+from pairmix.ops.registry import Parameters, Tensors
+from pairmix.schedule import DeviceSchedule
 
 _missing: str | None = None
 try:
@@ -40,31 +42,30 @@ def empty_cache() -> None:
         _kernels.empty_cache()
 
 
-def fits(x: Tensor, blocks: Tensor, order: Tensor, *rest: Any) -> bool:
-    """Whether the kernels are there and these arguments of `forward` are right, and need no conversion."""
-    return _missing is None and _kernels.fits(plan_of(order), x, blocks, *rest)
+def direct(
+    x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str, out_features: int, maps: int | None
+) -> Tensor | None:
+    """As `forward`, if these are ordinary tensors that fit together and need no conversion; else None.
+
+    With `maps=None` the parameters are those of one operator, without the leading dimension.
+    """
+    if block != "rotation" and block != "general":
+        return None
+    rotation, threads = block == "rotation", torch.get_num_threads()
+    y = _kernels.forward(plan_of(schedule), x, parameters, rotation, out_features, maps, threads, True)
+    if y is None:
+        _check_storage(x=x, **parameters._asdict())
+    return y
 
 
-def forward(
-    x: Tensor,
-    blocks: Tensor,
-    order: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-    out_features: int,
-    maps: int | None,
-) -> Tensor:
+def forward(x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str, out_features: int) -> Tensor:
     """As `reference.forward`."""
-    plan, threads = plan_of(order), torch.get_num_threads()
-    y = _kernels.forward(plan, x, blocks, d_in, d_out, bias, residual_scale, out_features, maps, threads)
+    rest = (block == "rotation", out_features, parameters.blocks.shape[0], torch.get_num_threads(), False)
+    y = _kernels.forward(plan_of(schedule), x, parameters, *rest)
     if y is None:  # perhaps for gaps between the numbers
-        d_in, d_out, bias, residual_scale = map(dense, (d_in, d_out, bias, residual_scale))
-        arguments = (blocks.contiguous(), d_in, d_out, bias, residual_scale)
-        y = _kernels.forward(plan, _rows(x), *arguments, out_features, maps, threads)
+        y = _kernels.forward(plan_of(schedule), _rows(x), contiguous(parameters), *rest)
         if y is None:
-            raise _refusal(x=x, blocks=blocks, d_in=d_in, d_out=d_out, bias=bias, residual_scale=residual_scale)
+            _refuse(x=x, **parameters._asdict())
         y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y
 
@@ -72,51 +73,51 @@ def forward(
 def backward(
     grad: Tensor,
     x: Tensor,
-    blocks: Tensor,
-    order: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    residual_scale: Tensor | None,
-    maps: int | None,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """As `reference.backward`, with None for what was not asked for."""
-    plan, threads = plan_of(order), torch.get_num_threads()
-    out_features = grad.shape[-1] // (maps or 1)
-    rest = (out_features, maps, needs, threads)
-    gradients = _kernels.backward(plan, grad, x, blocks, d_in, d_out, residual_scale, *rest)
+    parameters: Tensors,
+    schedule: DeviceSchedule,
+    block: str,
+    needs_x: bool,
+    needs: Parameters[bool],
+) -> tuple[Tensor | None, Tensors]:
+    """As `reference.backward`. The gradients have the shapes of the parameters, also without the leading dimension."""
+    rotation = block == "rotation"
+    maps = parameters.blocks.shape[0] if parameters.blocks.dim() > (2 if rotation else 3) else None
+    rest = (rotation, maps, (needs_x, *needs), torch.get_num_threads())
+    gradients = _kernels.backward(plan_of(schedule), grad, x, parameters, *rest)
     if gradients is None:
-        d_in, d_out, residual_scale = map(dense, (d_in, d_out, residual_scale))
-        arguments = (blocks.contiguous(), d_in, d_out, residual_scale)
-        gradients = _kernels.backward(plan, _rows(grad), _rows(x), *arguments, *rest)
+        gradients = _kernels.backward(plan_of(schedule), _rows(grad), _rows(x), contiguous(parameters), *rest)
         if gradients is None:
-            raise _refusal(x=x, blocks=blocks, d_in=d_in, d_out=d_out, residual_scale=residual_scale, grad=grad)
+            _refuse(grad=grad, x=x, **parameters._asdict())
         gx, *others = gradients
         gradients = [None if gx is None else gx.reshape(x.shape), *others]
-    return tuple(gradients)
+    return gradients[0], Parameters(*gradients[1:])
 
 
-def plan_of(order: Tensor) -> Any:
-    """How the kernels walk this schedule. Made once, and kept with the tensor that all its layers share."""
-    plan, version = getattr(order, "_pairmix_plan", (None, None))
-    if version != order._version:  # written to since, or never planned
-        plan = _kernels.Plan(order.numpy())
-        order._pairmix_plan = plan, order._version  # type: ignore[attr-defined]
+def plan_of(schedule: DeviceSchedule) -> Any:
+    """How the kernels walk this schedule."""
+    plan = schedule.kept.get("cpu")
+    if plan is None:
+        plan = schedule.kept["cpu"] = _kernels.Plan(schedule.order.numpy())
     return plan
 
 
-def _refusal(**tensors: Tensor | None) -> Exception:
-    """Why the kernels do not take these tensors."""
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.numel() and not tensor.data_ptr():
-            return RuntimeError(f"{name} has the shape {tuple(tensor.shape)}, but its storage was freed")
+def _refuse(**tensors: Tensor | None) -> NoReturn:
+    """Say why the kernels do not take these tensors."""
+    _check_storage(**tensors)
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if tensor is not None)
-    return ValueError(f"the shapes do not fit: {shapes}")
+    raise ValueError(f"the shapes do not fit: {shapes}")
 
 
-def dense(parameter: Tensor | None) -> Tensor | None:
+def _check_storage(**tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
+        if tensor is not None and is_plain and tensor.is_cpu and tensor.numel() and not tensor.data_ptr():
+            raise RuntimeError(f"{name} has the shape {tuple(tensor.shape)}, but its storage was freed")
+
+
+def contiguous(parameters: Tensors) -> Tensors:
     """The same numbers, without gaps between them."""
-    return None if parameter is None else parameter.contiguous()
+    return Parameters(*(None if parameter is None else parameter.contiguous() for parameter in parameters))
 
 
 def _rows(x: Tensor) -> Tensor:

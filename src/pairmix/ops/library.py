@@ -8,63 +8,55 @@ torch operations know all this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pairmix.ops import reference, torch_internals
-from pairmix.ops.reference import Gradients
+from pairmix.ops.registry import IMPLS, Impl, Parameters, Tensors
 from pairmix.ops.torch_internals import is_ordinary
+from pairmix.schedule import DeviceSchedule
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
-@dataclass(frozen=True)
-class Impl:
-    """One way to compute the operator.
-
-    Attributes:
-        forward: as `reference.forward`.
-        backward: as `reference.backward`; what was not asked for may be None.
-        why_not: why it cannot run on this device here; None if it can.
-        fits: whether it can run here and these arguments of `forward`, if x is an ordinary tensor, are right and can be
-            computed as they are, without checking them in Python; False if it cannot tell.
-    """
-
-    forward: Callable[..., Tensor]
-    backward: Callable[..., tuple[Tensor | None, ...]]
-    why_not: Callable[[torch.device], str | None]
-    fits: Callable[..., bool] = lambda *arguments: False
-
-
-IMPLS: dict[str, Impl] = {}
-"""The implementations by name, the preferred ones first. `pairmix.ops` fills it."""
-
+# A schema has no tuples with named fields: here the parameters are five positions, and nowhere else.
 _library = torch.library.Library("pairmix", "DEF")
 _library.define(
-    "spm(Tensor x, Tensor blocks, Tensor order, Tensor? d_in, Tensor? d_out, Tensor? bias, Tensor? residual_scale, "
-    "SymInt out_features, int? maps, str impl) -> Tensor",
+    "spm(Tensor x, Tensor order, Tensor blocks, Tensor? d_in, Tensor? d_out, Tensor? bias, Tensor? residual_scale, "
+    "str block, SymInt out_features, str impl) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    "spm_backward(Tensor grad, Tensor x, Tensor blocks, Tensor order, Tensor? d_in, Tensor? d_out, "
-    "Tensor? residual_scale, int? maps, bool[6] needs, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "spm_backward(Tensor grad, Tensor x, Tensor order, Tensor blocks, Tensor? d_in, Tensor? d_out, "
+    "Tensor? residual_scale, str block, bool[6] needs, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 spm = torch.ops.pairmix.spm.default
 spm_backward = torch.ops.pairmix.spm_backward.default
 
 
-def _compute(*arguments: Any) -> Tensor:
-    *inputs, impl = arguments
-    return IMPLS[impl].forward(*inputs)
+def _compute(x: Tensor, order: Tensor, *rest: Any) -> Tensor:
+    *parameters, block, out_features, impl = rest
+    return IMPLS[impl].forward(x, Parameters(*parameters), DeviceSchedule.of(order), block, out_features)
 
 
-def _compute_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    grad, *rest, impl = arguments
-    gradients = IMPLS[impl].backward(grad, *rest)
-    return tuple(grad.new_empty(0) if gradient is None else gradient for gradient in gradients)
+def _compute_backward(*arguments: Any) -> Gradients:
+    return _gradients(IMPLS[arguments[-1]].backward, *arguments)
+
+
+def _gradients(backward: Callable[..., tuple[Tensor | None, Tensors]], *arguments: Any) -> Gradients:
+    """What `spm_backward` gives, by this implementation's backward: an empty tensor for what is not needed."""
+    grad, x, order, blocks, d_in, d_out, residual_scale, block, needs, _ = arguments
+    parameters = Parameters(blocks, d_in, d_out, None, residual_scale)
+    needs_x, *needs_of_parameters = needs
+    gx, of_parameters = backward(
+        grad, x, parameters, DeviceSchedule.of(order), block, needs_x, Parameters(*needs_of_parameters)
+    )
+    gblocks, gd_in, gd_out, gbias, gresidual = (
+        blocks.new_empty(0) if gradient is None else gradient for gradient in of_parameters
+    )
+    return x.new_empty(0) if gx is None else gx, gblocks, gd_in, gd_out, gbias, gresidual
 
 
 _KERNELS: dict[Any, Callable[..., Any]] = {spm: _compute, spm_backward: _compute_backward}
@@ -73,41 +65,106 @@ for _op, _kernel in _KERNELS.items():
 
 
 @torch.library.register_fake("pairmix::spm", lib=_library)
-def _fake(x: Tensor, *arguments: Any) -> Tensor:
-    *_, out_features, maps, _ = arguments
-    return x.new_empty((*x.shape[:-1], out_features * (maps or 1)))
+def _fake(x: Tensor, order: Tensor, blocks: Tensor, *arguments: Any) -> Tensor:
+    *_, out_features, _ = arguments
+    return x.new_empty((*x.shape[:-1], blocks.shape[0] * out_features))
 
 
 @torch.library.register_fake("pairmix::spm_backward", lib=_library)
 def _fake_backward(
     grad: Tensor,
     x: Tensor,
-    blocks: Tensor,
     order: Tensor,
+    blocks: Tensor,
     d_in: Tensor | None,
     d_out: Tensor | None,
     residual_scale: Tensor | None,
-    maps: int | None,
+    block: str,
     needs: Sequence[bool],
     impl: str,
 ) -> tuple[Tensor, ...]:
-    stages, n = order.shape
-    front = () if maps is None else (maps,)
-    out_features = grad.shape[-1] // (maps or 1)
-    parameter_shapes = [blocks.shape, (*front, n), (*front, n), (*front, out_features), (*front, stages)]
+    (stages, n), maps = order.shape, blocks.shape[0]
+    shapes = [blocks.shape, (maps, n), (maps, n), (maps, grad.shape[-1] // maps), (maps, stages)]
     gx = x.new_empty(x.shape if needs[0] else (0,))
-    return gx, *(
-        blocks.new_empty(shape if needed else (0,)) for shape, needed in zip(parameter_shapes, needs[1:], strict=True)
-    )
+    return gx, *(blocks.new_empty(shape if needed else (0,)) for shape, needed in zip(shapes, needs[1:], strict=True))
 
 
-def call_directly(impl: str, *arguments: Any) -> Tensor:
-    """`pairmix::spm` without the dispatcher: for ordinary tensors only."""
-    *inputs, _, _ = arguments
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
-        y: Tensor = _apply(None, *arguments, impl)
+def call_directly(
+    impl: Impl,
+    x: Tensor,
+    parameters: Tensors,
+    schedule: DeviceSchedule,
+    block: str,
+    out_features: int,
+    maps: int | None,
+) -> Tensor | None:
+    """`pairmix::spm` without the dispatcher, for ordinary tensors as the caller passed them.
+
+    Returns None if the implementation does not take them as they are.
+    """
+    if torch.is_grad_enabled():
+        y: Tensor | None = _apply_directly(x, *parameters, parameters, impl, schedule, block, out_features, maps)
         return y
-    return IMPLS[impl].forward(*arguments)
+    return impl.direct(x, parameters, schedule, block, out_features, maps)  # type: ignore[misc]
+
+
+class _Direct(torch.autograd.Function):
+    """`call_directly`, with the closed-form backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        blocks: Tensor,
+        d_in: Tensor | None,
+        d_out: Tensor | None,
+        bias: Tensor | None,
+        residual_scale: Tensor | None,
+        parameters: Tensors,
+        impl: Impl,
+        schedule: DeviceSchedule,
+        block: str,
+        out_features: int,
+        maps: int | None,
+    ) -> Tensor | None:
+        ctx.save_for_backward(x, blocks, d_in, d_out, residual_scale)
+        ctx.impl, ctx.schedule, ctx.block, ctx.has_front = impl, schedule, block, maps is not None
+        return impl.direct(x, parameters, schedule, block, out_features, maps)  # type: ignore[misc]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
+        needs_x, *needs = ctx.needs_input_grad[:6]
+        parameters, of_parameters = Parameters(blocks, d_in, d_out, None, residual_scale), Parameters(*needs)
+        if not torch.is_grad_enabled() and is_ordinary(grad):
+            gx, gradients = ctx.impl.backward(grad, x, parameters, ctx.schedule, ctx.block, needs_x, of_parameters)
+        else:
+            gx, gradients = _differentiable_gradients(ctx, grad, x, parameters, needs_x, of_parameters)
+        return gx, *gradients, None, None, None, None, None, None
+
+
+_apply_directly = torch_internals.apply_of(_Direct)
+
+
+def _differentiable_gradients(
+    ctx: Any, grad: Tensor, x: Tensor, parameters: Tensors, needs_x: bool, needs: Parameters[bool]
+) -> tuple[Tensor | None, Tensors]:
+    """The gradients by the operator of torch, which differentiates them again."""
+    if not ctx.has_front:
+        parameters = with_front(parameters)
+    blocks, d_in, d_out, _, residual_scale = parameters
+    gx, *gradients = spm_backward(
+        grad, x, ctx.schedule.order, blocks, d_in, d_out, residual_scale, ctx.block, [needs_x, *needs], ctx.impl.name
+    )
+    kept = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
+    if not ctx.has_front:
+        kept = (None if gradient is None else gradient[0] for gradient in kept)
+    return gx if needs_x else None, Parameters(*kept)
+
+
+def with_front(parameters: Tensors) -> Tensors:
+    """The parameters of one operator, with the leading dimension of maps."""
+    return Parameters(*(None if parameter is None else parameter[None] for parameter in parameters))
 
 
 class _Differentiable(torch.autograd.Function):
@@ -115,27 +172,19 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *arguments: Any) -> Tensor:
-        x, blocks, ctx.order, d_in, d_out, _, residual_scale, _, ctx.maps, ctx.impl = arguments
+        x, ctx.order, blocks, d_in, d_out, _, residual_scale, ctx.block, _, ctx.impl = arguments
         ctx.save_for_backward(x, blocks, d_in, d_out, residual_scale)
-        ctx.is_direct = keyset is None
-        y: Tensor = _compute(*arguments) if ctx.is_direct else _below_autograd(spm, keyset, arguments)
+        y: Tensor = _below_autograd(spm, keyset, arguments)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, of_x, of_blocks, _, *of_others, _, _, _ = ctx.needs_input_grad
-        needs = [of_x, of_blocks, *of_others]
-        x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
-        inputs = (grad, x, blocks, ctx.order, d_in, d_out, residual_scale, ctx.maps, needs)
-        if ctx.is_direct and not torch.is_grad_enabled() and is_ordinary(grad):
-            gradients = IMPLS[ctx.impl].backward(*inputs)
-        else:
-            gradients = spm_backward(*inputs, ctx.impl)
-        gx, gblocks, *rest = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
-        return None, gx, gblocks, None, *rest, None, None, None
-
-
-_apply = torch_internals.apply_of(_Differentiable)
+        _, needs_x, _, *rest = ctx.needs_input_grad
+        needs = [needs_x, *rest[:5]]
+        x, *parameters = ctx.saved_tensors
+        gradients = spm_backward(grad, x, ctx.order, *parameters, ctx.block, needs, ctx.impl)
+        gx, *of_parameters = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
+        return None, gx, None, *of_parameters, None, None, None
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
@@ -143,7 +192,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *arguments: Any) -> Gradients:
-        *tensors, ctx.maps, ctx.needs, _ = arguments
+        *tensors, ctx.block, ctx.needs, ctx.impl = arguments
         ctx.save_for_backward(*tensors)
         gradients: Gradients = _below_autograd(spm_backward, keyset, arguments)
         return gradients
@@ -151,20 +200,27 @@ class _TwiceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        reference_backward: Callable[..., Gradients] = partial(reference.backward, maps=ctx.maps, needs=ctx.needs)
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
 
         def gradients(*differentiated: Tensor) -> Gradients:
             inputs = list(tensors)
             for i, tensor in zip(wanted, differentiated, strict=True):
                 inputs[i] = tensor
-            return reference_backward(*inputs)
+            return _reference_backward(*inputs, ctx.block, ctx.needs, ctx.impl)
 
         vjp = torch.func.vjp(gradients, *(tensors[i] for i in wanted))[1]
         result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for i, gradient in zip(wanted, vjp(grads), strict=True):
             result[1 + i] = gradient
         return tuple(result)
+
+
+def _reference_forward(*arguments: Any) -> Tensor:
+    return _compute(*arguments[:-1], "reference")
+
+
+def _reference_backward(*arguments: Any) -> Gradients:
+    return _gradients(reference.backward, *arguments)
 
 
 def _below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
@@ -177,7 +233,7 @@ def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         if torch_internals.are_transformed(tensors) or torch_internals.have_tangents(tensors):
-            return plain(*arguments[:-1])
+            return plain(*arguments)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return function.apply(keyset, *arguments)
         return _below_autograd(op, keyset, arguments)
@@ -185,8 +241,8 @@ def _register_autograd(op: Any, function: type[torch.autograd.Function], plain: 
     _library.impl(op, kernel, "Autograd", with_keyset=True)
 
 
-_register_autograd(spm, _Differentiable, reference.forward)
-_register_autograd(spm_backward, _TwiceDifferentiable, reference.backward)
+_register_autograd(spm, _Differentiable, _reference_forward)
+_register_autograd(spm_backward, _TwiceDifferentiable, _reference_backward)
 
 
 @torch.library.register_vmap("pairmix::spm", lib=_library)

@@ -1,4 +1,4 @@
-"""All steps of a recurrent network as one operator, computed by the compiled kernels.
+"""All steps of a recurrent network as one operator, for the implementations that have recurrences.
 
 `pairmix::recurrence` is differentiated by `pairmix::recurrence_backward`, the paper's closed form through time. It
 keeps the states and the gates of every step, and nothing of the stages between them.
@@ -11,26 +11,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pairmix.ops import cpu_recurrence, torch_internals
-from pairmix.ops.steps import GATES
+from pairmix.ops import torch_internals
+from pairmix.ops.registry import IMPLS, Parameters, Recurrence
+from pairmix.schedule import DeviceSchedule
 
 _library = torch.library.Library("pairmix", "FRAGMENT")
-_MAPS = "Tensor blocks, Tensor order, Tensor d_in, Tensor d_out, Tensor? bias, Tensor? residual_scale"
+_MAPS = "Tensor order, Tensor blocks, Tensor d_in, Tensor d_out, Tensor? bias, Tensor? residual_scale, str block"
 _library.define(
-    f"recurrence(Tensor gates, Tensor h0, Tensor c0, int[]? batch_sizes, {_MAPS}, str cell) -> "
+    f"recurrence(Tensor gates, Tensor h0, Tensor c0, int[]? batch_sizes, {_MAPS}, str cell, str impl) -> "
     "(Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
     f"recurrence_backward(Tensor? grad_h, Tensor? grad_c, Tensor h0, Tensor c0, int[]? batch_sizes, {_MAPS}, Tensor h, "
-    "Tensor c, Tensor saved, str cell, bool[8] needs) -> "
+    "Tensor c, Tensor saved, str cell, bool[8] needs, str impl) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 recurrence = torch.ops.pairmix.recurrence.default
 recurrence_backward = torch.ops.pairmix.recurrence_backward.default
-_library.impl(recurrence, cpu_recurrence.forward, "CPU")
-_library.impl(recurrence_backward, cpu_recurrence.backward, "CPU")
+
+
+def _of(impl: str) -> Recurrence:
+    found = IMPLS[impl].recurrence
+    if found is None:
+        raise NotImplementedError(f"impl={impl!r} does not compute recurrences")
+    return found
+
+
+def _compute(gates: Tensor, h0: Tensor, c0: Tensor, batch_sizes: Any, order: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *parameters, block, cell, impl = rest
+    return _of(impl).forward(gates, h0, c0, batch_sizes, Parameters(*parameters), DeviceSchedule.of(order), block, cell)
+
+
+def _compute_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    *states, order, blocks, d_in, d_out, bias, scale, block, h, c, saved, cell, needs, impl = arguments
+    parameters = Parameters(blocks, d_in, d_out, bias, scale)
+    *of_states, of_parameters = _of(impl).backward(
+        *states, parameters, DeviceSchedule.of(order), block, h, c, saved, cell, Parameters(*needs[3:])
+    )
+    return tuple(
+        gradient if needed and gradient is not None else h.new_empty(0)
+        for gradient, needed in zip((*of_states, *of_parameters), needs, strict=True)
+    )
+
+
+_library.impl(recurrence, _compute, "CompositeExplicitAutograd")
+_library.impl(recurrence_backward, _compute_backward, "CompositeExplicitAutograd")
 
 
 def can_recur(*tensors: Tensor | None) -> bool:
@@ -43,46 +70,59 @@ def can_recur(*tensors: Tensor | None) -> bool:
 
 @torch.library.register_fake("pairmix::recurrence", lib=_library)
 def _fake(gates: Tensor, h0: Tensor, c0: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    cell, rows, n = arguments[-1], gates.shape[0], h0.shape[1]
+    *_, cell, impl = arguments
+    rows, n = gates.shape[0], h0.shape[1]
     return (
         gates.new_empty(rows, n),
         gates.new_empty(rows if cell == "lstm" else 0, n),
-        gates.new_empty(rows, cpu_recurrence.SAVED[cell] * n),
+        gates.new_empty(rows, _of(impl).saved[cell] * n),
     )
 
 
 @torch.library.register_fake("pairmix::recurrence_backward", lib=_library)
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    _, _, h0, c0, _, blocks, order, d_in, d_out, _, _, h, _, _, cell, needs = arguments
-    (stages, n), maps = order.shape, GATES[cell]
+    _, _, h0, c0, _, order, blocks, d_in, d_out, _, _, _, h, _, _, _, needs, _ = arguments
+    (stages, n), maps = order.shape, blocks.shape[0]
     of_parameters = [blocks.shape, d_in.shape, d_out.shape, (maps, n), (maps, stages)]
     shapes = [(h.shape[0], maps * n), h0.shape, c0.shape, *of_parameters]
     return tuple(h.new_empty(shape if needed else (0,)) for shape, needed in zip(shapes, needs, strict=True))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, h0, c0, ctx.batch_sizes, blocks, ctx.order, *rest, ctx.cell = inputs
-    ctx.save_for_backward(h0, c0, blocks, *rest, *output)
+    _, h0, c0, ctx.batch_sizes, ctx.order, *parameters, ctx.block, ctx.cell, ctx.impl = inputs
+    ctx.save_for_backward(h0, c0, *parameters, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    h0, c0, blocks, d_in, d_out, bias, residual_scale, h, c, saved = ctx.saved_tensors
-    of_gates, of_h0, of_c0, _, of_blocks, _, *of_others, _ = ctx.needs_input_grad
-    needs = [of_gates, of_h0, of_c0, of_blocks, *of_others]
     if grad_h is None and grad_c is None:
         return (None,) * len(ctx.needs_input_grad)
+    h0, c0, *parameters, h, c, saved = ctx.saved_tensors
+    *of_states, _, _, of_blocks, of_d_in, of_d_out, of_bias, of_scale, _, _, _ = ctx.needs_input_grad
+    needs = [*of_states, of_blocks, of_d_in, of_d_out, of_bias, of_scale]
     gradients = recurrence_backward(
-        grad_h, grad_c, h0, c0, ctx.batch_sizes, blocks, ctx.order, d_in, d_out, bias, residual_scale, h, c, saved,
-        ctx.cell, needs,
-    )  # fmt: skip
+        grad_h,
+        grad_c,
+        h0,
+        c0,
+        ctx.batch_sizes,
+        ctx.order,
+        *parameters,
+        ctx.block,
+        h,
+        c,
+        saved,
+        ctx.cell,
+        needs,
+        ctx.impl,
+    )
     kept = [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
-    return *kept[:3], None, kept[3], None, *kept[4:], None
+    return *kept[:3], None, None, *kept[3:], None, None, None
 
 
 def _no_second_derivative(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     raise NotImplementedError(
-        'second derivatives of a recurrence are not computed by the compiled kernels: use impl="reference"'
+        'second derivatives of a recurrence are only computed by the reference: use impl="reference"'
     )
 
 

@@ -2,41 +2,52 @@
 
     z_0 = d_in * tile(x)        z_l = B_l z_(l-1)        y = fold(d_out * z_L) + bias
 
-`blocks` is `[L, P]` (angles of rotations) or `[L, 4, P]` (rows a, b, c, d); `order` is `Schedule.order`. Everything
-here is made of differentiable, out-of-place torch operations, so that torch can differentiate it once more.
+For every map `blocks` is `[L, P]` (angles of rotations) or `[L, 4, P]` (rows a, b, c, d). Everything here is made of
+differentiable, out-of-place torch operations, so that torch can differentiate it once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+from pairmix.ops.registry import Parameters, Tensors
+from pairmix.schedule import DeviceSchedule
 
 
-def forward(
+def forward(x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str, out_features: int) -> Tensor:
+    """The output y, `[..., M * out_features]`, for x, `[..., in_features]`: those of all M maps, side by side."""
+    return torch.cat([_forward(x, of_map, schedule, block, out_features) for of_map in _maps(parameters)], dim=-1)
+
+
+def backward(
+    grad: Tensor,
     x: Tensor,
-    blocks: Tensor,
-    order: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    bias: Tensor | None,
-    residual_scale: Tensor | None,
-    out_features: int,
-    maps: int | None = None,
-) -> Tensor:
-    """The output y, `[..., out_features]`, for x, `[..., in_features]`.
+    parameters: Tensors,
+    schedule: DeviceSchedule,
+    block: str,
+    needs_x: bool,
+    needs: Parameters[bool],
+) -> tuple[Tensor | None, Tensors]:
+    """The gradients of x and of the parameters; None for those that are not needed."""
+    of_maps = list(_maps(parameters))
+    gradients = [
+        _backward(grad_of_map, x, of_map, schedule, block, needs_x, needs)
+        for grad_of_map, of_map in zip(grad.chunk(len(of_maps), dim=-1), of_maps, strict=True)
+    ]
+    of_x, of_parameters = zip(*gradients, strict=True)
+    gx = torch.stack(of_x).sum(0) if needs_x else None
+    return gx, Parameters(
+        *(None if parts[0] is None else torch.stack(parts) for parts in zip(*of_parameters, strict=True))
+    )
 
-    Of several `maps` of x, all parameters have one more dimension in front, and the outputs are side by side.
-    """
-    if maps is not None:
-        of_maps = _one_by_one(maps, blocks, d_in, d_out, bias, residual_scale)
-        return torch.cat([forward(x, b, order, i, o, c, r, out_features) for b, i, o, c, r in of_maps], dim=-1)
-    stages = _Stages(x, blocks, order, residual_scale)
+
+def _forward(x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str, out_features: int) -> Tensor:
+    _, d_in, d_out, bias, _ = parameters
+    stages = _Stages(x, parameters, schedule, block)
     z = tile(x.to(stages.dtype), stages.n)
     if d_in is not None:
         z = z * d_in
@@ -49,58 +60,47 @@ def forward(
     return y.to(x.dtype, copy=True)  # without stages and diagonals y would still be x itself
 
 
-def backward(
+def _backward(
     grad: Tensor,
     x: Tensor,
-    blocks: Tensor,
-    order: Tensor,
-    d_in: Tensor | None,
-    d_out: Tensor | None,
-    residual_scale: Tensor | None,
-    maps: int | None,
-    needs: Sequence[bool],
-) -> Gradients:
-    """The gradients of x, blocks, d_in, d_out, bias, residual_scale; those that are not needed are left empty."""
-    if maps is not None:
-        of_maps = zip(grad.chunk(maps, dim=-1), _one_by_one(maps, blocks, d_in, d_out, residual_scale), strict=True)
-        gradients = [backward(part, x, b, order, i, o, r, None, needs) for part, (b, i, o, r) in of_maps]
-        gx, gblocks, gd_in, gd_out, gbias, gresidual = (torch.stack(parts) for parts in zip(*gradients, strict=True))
-        return gx.sum(0), gblocks, gd_in, gd_out, gbias, gresidual
-    needs_x, needs_blocks, needs_d_in, needs_d_out, needs_bias, needs_residual = needs
-    stages = _Stages(x, blocks, order, residual_scale)
+    parameters: Tensors,
+    schedule: DeviceSchedule,
+    block: str,
+    needs_x: bool,
+    needs: Parameters[bool],
+) -> tuple[Tensor | None, Tensors]:
+    blocks, d_in, d_out, _, _ = parameters
+    stages = _Stages(x, parameters, schedule, block)
     x_tiled = tile(x.reshape(-1, x.shape[-1]).to(stages.dtype), stages.n)
     gy = grad.reshape(-1, grad.shape[-1]).to(stages.dtype)
     gy_tiled = tile(gy, stages.n)
     z_0 = x_tiled if d_in is None else x_tiled * d_in
     g = gy_tiled if d_out is None else gy_tiled * d_out
-    gx, gblocks, gd_in, gd_out, gbias, gresidual = (gy.new_empty(0) for _ in needs)
+    gx = gblocks = gd_in = gd_out = gbias = gresidual = None
 
-    if needs_bias:
+    if needs.bias:
         gbias = gy.sum(0)
-    if needs_d_out:
+    if needs.d_out:
         gd_out = (gy_tiled * stages.run(z_0, 0, len(stages))).sum(0)
-    if needs_blocks or needs_residual:
+    if needs.blocks or needs.residual_scale:
         g, of_blocks, of_scales = stages.walk_back(z_0, g, 0, len(stages))
-        if needs_blocks:
+        if needs.blocks:
             gblocks = torch.stack(of_blocks) if of_blocks else torch.zeros_like(blocks)
-        if needs_residual and of_scales:
-            gresidual = torch.stack(of_scales)
-    elif needs_x or needs_d_in:
+        if needs.residual_scale:
+            gresidual = torch.stack(of_scales) if of_scales else g.new_empty(0)
+    elif needs_x or needs.d_in:
         g = stages.run_transposed(g)
-    if needs_d_in:
+    if needs.d_in:
         gd_in = (g * x_tiled).sum(0)
     if needs_x:
-        gx = fold(g if d_in is None else g * d_in, x.shape[-1]).reshape(x.shape)
-
-    gblocks, gd_in, gd_out, gbias, gresidual = (
-        gradient.to(blocks.dtype) for gradient in (gblocks, gd_in, gd_out, gbias, gresidual)
-    )
-    return gx.to(x.dtype, copy=True), gblocks, gd_in, gd_out, gbias, gresidual
+        gx = fold(g if d_in is None else g * d_in, x.shape[-1]).reshape(x.shape).to(x.dtype, copy=True)
+    gradients = (gblocks, gd_in, gd_out, gbias, gresidual)
+    return gx, Parameters(*(None if gradient is None else gradient.to(blocks.dtype) for gradient in gradients))
 
 
-def _one_by_one(maps: int, *parameters: Tensor | None) -> Iterator[Any]:
-    for k in range(maps):
-        yield [None if parameter is None else parameter[k] for parameter in parameters]
+def _maps(parameters: Tensors) -> Iterator[Tensors]:
+    for k in range(len(parameters.blocks)):
+        yield Parameters(*(None if parameter is None else parameter[k] for parameter in parameters))
 
 
 def tile(x: Tensor, n: int) -> Tensor:
@@ -121,18 +121,18 @@ def fold(z: Tensor, m: int) -> Tensor:
 class _Stages:
     """The stages B_1 ... B_L, in the precision in which they are computed."""
 
-    def __init__(self, x: Tensor, blocks: Tensor, order: Tensor, residual_scale: Tensor | None) -> None:
+    def __init__(self, x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str) -> None:
         # Half precision is for storage: the stages are computed in float32.
         self.dtype = torch.promote_types(x.dtype, torch.float32)
-        self.n = order.shape[1]
-        self.order = order
-        self.inverse = torch.argsort(order, dim=1)
-        self.is_rotation = blocks.dim() == 2
-        self.abcd = blocks.to(self.dtype)
+        self.n, self.order = schedule.n, schedule.order
+        self.inverse = torch.argsort(self.order, dim=1)
+        self.is_rotation = block == "rotation"
+        self.abcd = parameters.blocks.to(self.dtype)
         if self.is_rotation:
             cos, sin = torch.cos(self.abcd), torch.sin(self.abcd)
             self.abcd = torch.stack([cos, -sin, sin, cos], dim=1)
-        self.scale = order.new_ones(len(self)) if residual_scale is None else residual_scale.to(self.dtype)
+        scale = parameters.residual_scale
+        self.scale = self.order.new_ones(len(self)) if scale is None else scale.to(self.dtype)
 
     def __len__(self) -> int:
         return self.order.shape[0]

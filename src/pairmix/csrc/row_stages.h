@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "halves.h"
+#include "half_precision.h"
 #include "kernel.h"
 #include "scratch.h"
 #include "stages.h"
@@ -18,20 +18,20 @@ namespace pairmix {
 namespace {
 
 template <class S, class T, int kLanes>
-class Entry {
+class RowStages {
   using Block = RunBlock<T, kLanes>;
   static constexpr int width = Simd<T>::width, rows_in_vector = kRowsInVector<T, kLanes>;
 
  public:
   static constexpr bool exists = kRunStages<kLanes> > 0;
 
-  // Whether these rows can be entered by this schedule, whose stages have these strides inside units.
+  // Whether the first stages of this schedule can be computed on these rows, whose stages have these strides inside units.
   static bool fits(const Call& call, const std::vector<int32_t>& stride) {
     return exists && call.in_features == call.plan->even() && call.in_features % width == 0 &&
            call.x.column_stride == 1 && is_run<kLanes>(stride.data(), stride.size());
   }
 
-  Entry(const T* coeffs, int64_t stage_size, int32_t units) : coeffs_(coeffs), stage_size_(stage_size), units_(units) {}
+  RowStages(const T* coeffs, int64_t stage_size, int32_t units) : coeffs_(coeffs), stage_size_(stage_size), units_(units) {}
 
   void read(const Rows& x, int64_t count, const Tile<T>& tile, const Share& share) const {
     in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
@@ -50,7 +50,7 @@ class Entry {
     });
   }
 
-  // `tile` has the gradients behind the entry; those of its coefficients are added to `gradients`, and `grad_x` is written,
+  // `tile` has the gradients behind these stages; those of its coefficients are added to `gradients`, and `grad_x` is written,
   // if they are not null.
   void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t count, const Share& share) const {
     if (gradients && grad_x.data) return write_back<true, true>(tile, x, gradients, grad_x, count, share);

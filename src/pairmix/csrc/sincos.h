@@ -11,14 +11,14 @@ namespace pairmix {
 namespace {
 
 template <class T>
-inline void turn_one_by_one(const T* angles, int64_t count, T* cos, T* sin) {
+inline void sincos_one_by_one(const T* angles, int64_t count, T* cos, T* sin) {
   for (int64_t k = 0; k < count; ++k) cos[k] = std::cos(angles[k]), sin[k] = std::sin(angles[k]);
 }
 
 // A vector of float32 angles at once, to about a unit in the last place: the angle is reduced to a quarter turn, by pi / 2 in
 // three parts of which the first two have few enough bits to be multiplied exactly, and polynomials do the rest.
 // Returns false, and does nothing, if one is too large for this or no number.
-inline bool turn_vector(const float* angles, float* cos, float* sin) {
+inline bool sincos_vector(const float* angles, float* cos, float* sin) {
   using V = Vector<float>;
   constexpr float kLargest = 8192.0f, kRounder = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
   const V x = load(angles);
@@ -42,13 +42,13 @@ inline bool turn_vector(const float* angles, float* cos, float* sin) {
 }
 
 template <class T>
-inline void turn(const T* angles, int64_t count, T* cos, T* sin) {
+inline void fill_sincos(const T* angles, int64_t count, T* cos, T* sin) {
   if constexpr (std::is_same_v<T, float>) {
     constexpr int width = Simd<T>::width;
     for (; count >= width; angles += width, cos += width, sin += width, count -= width)
-      if (!turn_vector(angles, cos, sin)) turn_one_by_one(angles, width, cos, sin);
+      if (!sincos_vector(angles, cos, sin)) sincos_one_by_one(angles, width, cos, sin);
   }
-  turn_one_by_one(angles, count, cos, sin);
+  sincos_one_by_one(angles, count, cos, sin);
 }
 
 }  // namespace
