@@ -51,9 +51,7 @@ def tiling(n, in_features):
 def mixed(parameters, schedule, block, in_features):
     """The tiling after every stage, from before the first to after the last, without d_out."""
     stages, tiled = Stages(parameters, schedule, block), tiling(schedule.n, in_features)
-    d_in = (
-        parameters.blocks.new_ones(len(parameters.blocks), schedule.n) if parameters.d_in is None else parameters.d_in
-    )
+    d_in = torch.ones(len(parameters.blocks), 1) if parameters.d_in is None else parameters.d_in
     history = [d_in.double()[..., None] * tiled]
     for l in range(schedule.stages):
         history.append(stages.apply(l, history[-1]))
@@ -90,10 +88,8 @@ def backward(grad, x, parameters, schedule, block, needs_x, needs):
         residual_scale=torch.stack(of_scale, dim=1) if of_scale else torch.zeros(maps, 0),
     )
     gx = torch.einsum("rmo,moi->ri", g, w).reshape(x.shape).to(x.dtype) if needs_x else None
-    kept = (
-        gradient.to(parameters.blocks.dtype) if needed else None for gradient, needed in zip(found, needs, strict=True)
-    )
-    return gx, Parameters(*kept)
+    dtype = parameters.blocks.dtype
+    return gx, Parameters(*(tensor.to(dtype) if needed else None for tensor, needed in zip(found, needs, strict=True)))
 
 
 def why_not(device):
