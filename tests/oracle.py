@@ -240,10 +240,11 @@ def assert_agrees(
 ) -> None:
     """Equal up to rounding to what plain PyTorch computes, of which the operator is only a part.
 
-    Where not all is linear, nobody knows beforehand what rounding may do. But it can be seen: `plain` computes the same
-    in a given dtype, and in `rough` it is as far off as rounding leads there. A result of another dtype may be off by
-    as many roundings of its own, a few times over. Tensors of a few numbers can be right by chance, hence also by some
-    roundings of its largest number, or of one: numbers are of that size in all these tests before they cancel.
+    Where not all is linear, the effect of rounding cannot be bounded beforehand, but it can be observed: `plain`
+    computes the same in a given dtype, and in `rough` it is as far off as rounding leads there. A result of another
+    dtype may be off by as many roundings of its own, a few times over. Tensors of a few numbers can be right by
+    chance, hence also by some roundings of its largest number, or of one: numbers are of that size in all these tests
+    before they cancel.
 
     Results are tensors, or lists, tuples and dictionaries of results.
     """

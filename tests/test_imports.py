@@ -1,4 +1,4 @@
-"""Who may import whom: only along the arrows."""
+"""Which module may import which: only along the arrows."""
 
 import ast
 import sys

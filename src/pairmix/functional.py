@@ -47,7 +47,7 @@ def spm(
 
     Args:
         x: the input.
-        blocks: angles, one a pair, for rotations `[[cos, -sin], [sin, cos]]`, or the coefficients a, b, c, d of
+        blocks: one angle per pair for rotations `[[cos, -sin], [sin, cos]]`, or the coefficients a, b, c, d of
             general blocks `[[a, b], [c, d]]`.
         schedule: which coordinates are paired at which stage; its `n` is the width.
         d_in: scales the tiled input; None for ones.
@@ -58,7 +58,7 @@ def spm(
         block: `"rotation"` or `"general"`; None for what the shape of `blocks` says.
         maps: for several operators that read the same `x`, how many. Their parameters then have one more dimension in
             front, and their outputs are side by side. None for one operator.
-        impl: who computes it: `"auto"`, or one by name, which then never falls back to another.
+        impl: the implementation: `"auto"`, or one by name, which then never falls back to another.
 
     Shape:
         - x: `(*, in_features)`, any number of leading dimensions, `1 <= in_features <= n`

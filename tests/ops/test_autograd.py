@@ -133,7 +133,7 @@ def spy(monkeypatch):
 @pytest.mark.parametrize(
     "wanted", [["x"], ["blocks"], ["d_in"], ["d_out"], ["bias"], ["residual_scale"], ["x", "bias"], ["blocks", "d_in"]]
 )
-def test_gradients_that_nobody_asked_for_are_skipped(wanted, arguments, spy, monkeypatch):
+def test_gradients_that_are_not_needed_are_skipped(wanted, arguments, spy, monkeypatch):
     order = ["x", "blocks", "d_in", "d_out", "bias", "residual_scale"]
     everything = oracle.gradients(
         call(arguments, "reference", *arguments.tensors.values()), arguments, torch.tensor(1.0).expand(2, 5)
@@ -254,7 +254,7 @@ def test_a_tracer_sees_the_operator():
         assert layer(mode.from_tensor(x)).shape == (5, 6)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.jit is on its way out, but it must not record a constant
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, but it must not record a constant
 def test_jit_trace():
     layer = SPMLinear(6, 6)
     traced = torch.jit.trace(layer, torch.randn(2, 6), check_trace=False)

@@ -115,8 +115,8 @@ def test_sequences_without_any_step(cell, impl_name):
     """There may be more states than sequences with a first step. They have no gradient, whatever was in memory."""
     arguments = random_arguments(cell, 8, [3, 2], batch=40)
     for _ in range(4):
-        rubbish = [torch.full((40, 8), torch.nan, dtype=torch.float64) for _ in range(8)]
-        del rubbish
+        garbage = [torch.full((40, 8), torch.nan, dtype=torch.float64) for _ in range(8)]
+        del garbage
         actual = results(arguments, impl_name)
         for name in ("h", "c"):
             if name in actual:
@@ -207,7 +207,7 @@ class TestWhatIsComputed:
 
     @pytest.mark.parametrize("wanted", [["gates"], ["h"], ["gates", "h", "c"], ["blocks"], ["d_in", "bias"], ["d_out"]])
     @pytest.mark.parametrize("cell", ["tanh", "gru", "gru_reset_after", "lstm"])
-    def test_gradients_that_nobody_asked_for_are_skipped(self, cell, wanted, calls):
+    def test_gradients_that_are_not_needed_are_skipped(self, cell, wanted, calls):
         arguments = random_arguments(cell, 5, [3, 3, 1])
         everything = results(arguments, "cpu")
         calls.clear()

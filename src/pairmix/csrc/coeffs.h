@@ -1,6 +1,6 @@
 // The coefficients as the stages read them, and their gradients on the way back to the parameters.
 //
-// The blocks of a stage are rows of numbers, one a pair: a, b, c, d, or for rotations cos, sin. They are packed so that
+// The blocks of a stage are rows of numbers, one per pair: a, b, c, d, or for rotations cos, sin. They are packed so that
 // what belongs to a unit is in one place: rows of `lanes` numbers. The first and the last stage also take in the diagonals:
 // a block [[a, b], [c, d]] between the coordinates i and j becomes [[o_i a s_i, o_i b s_j], [o_j c s_i, o_j d s_j]], with
 // s = d_in at the first stage and o = d_out at the last. Stages inside units are packed as p and q, with which lane k

@@ -14,7 +14,7 @@ namespace {
 constexpr int kSums = 12;
 constexpr int64_t kSteps = int64_t{1} << 21;  // some milliseconds
 
-// The compiler may neither know the numbers nor find that nobody looks at the result.
+// The compiler must neither know the numbers nor see that the result is unused.
 template <class V>
 inline void hide(V& value) {
   asm volatile("" : "+m"(value));

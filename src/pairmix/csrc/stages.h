@@ -46,9 +46,9 @@ struct Stage {
   // scales: p and q of one unit after the other.
   const T* coeffs;
   int64_t step, row;
-  T* gradients;        // of the coefficients, as if they were packed; null if nobody asked for them
+  T* gradients;        // of the coefficients, as if they were packed; null if they are not needed
   int64_t stage_size;  // from the coefficients of a stage inside units to those of the next one
-  bool goes_on;        // backward: somebody asked for the gradient of the input
+  bool goes_on;        // backward: the gradient of the input is needed
   int32_t depth;
 
   const T* of_pair(const Pair& pair) const { return coeffs + pair.number * step; }
@@ -152,7 +152,7 @@ void pairs_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
   clear_padding<T, kLanes>(stage, to);
 }
 
-// Two stages at once, which fall into quads. What is between them is written to `middle` only if somebody keeps it.
+// Two stages at once, which fall into quads. What is between them is written to `middle` only if it is kept.
 template <class Block, class T, int kLanes, bool kKeepsMiddle>
 void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, Units<T> middle, Units<T> to) {
   for (int32_t p = 0; p < stage.units / 2; p += 2) {

@@ -74,7 +74,7 @@ class TensorView {
   }
 
  private:
-  // Whether there should be numbers, and is no memory: somebody has shrunk its storage.
+  // Whether there should be numbers but there is no memory: the storage was shrunk.
   bool is_freed() const { return !tensor_.data && std::find(shape(), shape() + dimensions(), 0) == shape() + dimensions(); }
 
   int64_t dense(int32_t dimension) const {

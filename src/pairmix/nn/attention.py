@@ -344,11 +344,8 @@ class SPMTransformerEncoderLayer(nn.Module):
 
 def _some_maps(layer: SPMLinear, x: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """The outputs of some of the layer's maps, in one call."""
-
-    operator: dict[str, Any] = {
-        name: value[first:end] if isinstance(value, Tensor) else value for name, value in layer.operator().items()
-    }
-    y = functional.spm(x, **operator, out_features=layer.out_features, maps=end - first)
+    some = functional.Parameters(*(None if tensor is None else tensor[first:end] for tensor in layer._tensors()))
+    y = functional.mix(x, some, layer.schedule, layer.block, layer.out_features, end - first, layer.impl)
     return y.chunk(end - first, -1)
 
 

@@ -42,7 +42,7 @@ _dispatch_keys = _FOUND["_C._dispatch_keys"]
 _is_tracing = _FOUND["_C._is_tracing"]
 _dispatch_modes = _FOUND["_C._len_torch_dispatch_stack"]
 _DispatchKey = _FOUND["_C.DispatchKey"]
-_has_dual_level = _FOUND["autograd.forward_ad._current_level"] is not None  # a variable, which is read anew every time
+_has_dual_level = _FOUND["autograd.forward_ad._current_level"] is not None  # a variable, which is read every time
 _can_redispatch = all(name is not None for name in (_below_autograd, _after_autograd, _DispatchKey))
 
 _ORDINARY_TYPES = (Tensor, torch.nn.Parameter)
@@ -63,7 +63,7 @@ if _has_dual_level and all(
 
 
 def is_ordinary(tensor: Tensor) -> bool:
-    """Whether this is an ordinary CPU tensor, and nobody traces it, transforms it or stands in for it.
+    """Whether this is an ordinary CPU tensor, and nothing traces, transforms or replaces it.
 
     Then nothing on the way through the dispatcher would look at a call with it, and that way takes longer than a small
     layer itself.
@@ -104,7 +104,7 @@ def have_tangents(tensors: Iterable[Tensor]) -> bool:
 
 
 def call_below_autograd(op: Any, kernel: Callable[..., Any], keyset: Any, arguments: Sequence[Any]) -> Any:
-    """What `op` gives if nobody differentiates it, from within its kernel for autograd."""
+    """The result of `op` without autograd, from within its kernel for autograd."""
     if not _can_redispatch:
         with torch.inference_mode():  # which leaves autograd out
             result = op(*arguments)
