@@ -8,6 +8,7 @@ import pytest
 
 import pairmix
 import pairmix_lab
+from pairmix import ops
 
 PACKAGES = {package.__name__: Path(package.__file__).parent for package in (pairmix, pairmix_lab)}
 
@@ -34,7 +35,6 @@ MAY_IMPORT = {
         "cli": {"experiments", "bench", "report", "results", "files"},
     },
 }
-IMPLEMENTATIONS = {"reference", "cpu"}
 TORCH_AND_NUMPY = {"torch", "numpy"}
 
 
@@ -81,9 +81,11 @@ def test_imports_follow_the_arrows(package, path):
 
 
 def test_implementations_do_not_import_each_other():
-    for name in IMPLEMENTATIONS:
-        others = {f"ops.{other}" for other in IMPLEMENTATIONS - {name}} | {"ops.library"}
-        path = PACKAGES["pairmix"] / "ops" / f"{name}.py"
+    implementations = {impl.forward.__module__.removeprefix("pairmix.") for impl in ops.IMPLS.values()}
+    assert len(implementations) == len(ops.IMPLS)
+    for name in implementations:
+        path = PACKAGES["pairmix"] / f"{name.replace('.', '/')}.py"
+        others = implementations - {name} | {"ops.library"}
         assert not others & {module for package, module in imported(path) if package == "pairmix"}
 
 

@@ -56,6 +56,7 @@ def _impls() -> Iterator[tuple[str, str]]:
     cpu = torch.device("cpu")
     for name, impl in ops.IMPLS.items():
         reason = impl.why_not(cpu)
-        build = f", built for {ops.cpu.instruction_set()}" if name == "cpu" and reason is None else ""
-        yield f'impl "{name}"', f"available{build}" if reason is None else f"not available: {reason}"
+        details = "" if reason is not None else impl.details()
+        available = ", ".join(filter(None, ["available", details]))
+        yield f'impl "{name}"', available if reason is None else f"not available: {reason}"
     yield 'impl "auto"', f'picks "{functional.choose_impl("auto", cpu)}" for CPU tensors'

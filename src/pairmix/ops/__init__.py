@@ -17,6 +17,8 @@ register(
         preferred_on="cpu",
         recurrence=Recurrence(cpu_recurrence.forward, cpu_recurrence.backward, cpu_recurrence.SAVED),
         direct=cpu.direct,
+        details=lambda: f"built for {cpu.instruction_set()}",
+        empty_cache=cpu.empty_cache,
     )
 )
 
@@ -27,7 +29,8 @@ def empty_cache() -> None:
     The compiled kernels keep up to 256 MiB of dead results, and the working memory of as many calls as ran at the same
     time. Results that are still in use stay as they are. The next calls are a little slower.
     """
-    cpu.empty_cache()
+    for impl in IMPLS.values():
+        impl.empty_cache()
 
 
 __all__ = [

@@ -64,6 +64,8 @@ class Impl:
         direct: forward for ordinary CPU tensors as the caller passed them, unchecked: takes also `maps`, which is None
             for a single operator without the leading dimension. Returns None if the arguments need to be checked or
             converted. Its backward then also takes parameters without the leading dimension.
+        details: what `pairmix doctor` says about it where it can run.
+        empty_cache: frees the memory that it keeps for the next call.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Impl:
     preferred_on: str | None = None
     recurrence: Recurrence | None = None
     direct: Callable[..., Tensor | None] | None = None
+    details: Callable[[], str] = lambda: ""
+    empty_cache: Callable[[], None] = lambda: None
 
 
 IMPLS: dict[str, Impl] = {}
