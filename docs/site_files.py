@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
-OTHERS = ["LICENSE", "results/*.png", "results/pictures/*.svg", "examples/*.py"]
+OTHERS = ["LICENSE", "CITATION.cff", "results/*.png", "results/pictures/*.svg", "examples/*.py"]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,9 +37,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def rewritten(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, match["target"]))
+        if not (ROOT / target).exists():
+            return match[0]
         return f"]({posixpath.relpath(in_site(target), posixpath.dirname(here) or '.')}{match['anchor'] or ''})"
 
-    return re.sub(r"\]\((?P<target>[^)#:]+)(?P<anchor>#[^)]*)?\)", rewritten, markdown)
+    return re.sub(r"\]\((?P<target>[^()#:]+)(?P<anchor>#[^)]*)?\)", rewritten, markdown)
 
 
 def in_site(path: str) -> str:
