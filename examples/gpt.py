@@ -14,6 +14,7 @@ class GPT(nn.Module):
     """Predicts the next character from those before it."""
 
     def __init__(self, layer: str, characters: int, context: int, width: int, depth: int) -> None:
+        """Build it of `layer`: dense or spm."""
         super().__init__()
         block = SPMTransformerEncoderLayer if layer == "spm" else nn.TransformerEncoderLayer  # the change
         of_depth = block(width, nhead=4, dim_feedforward=4 * width, dropout=0.0, batch_first=True, norm_first=True)

@@ -14,6 +14,7 @@ class Reader(nn.Module):
     """A GRU over the rows of a picture, and a linear map of its last state onto the classes."""
 
     def __init__(self, layer: str, width: int) -> None:
+        """Build it of `layer`: dense or spm."""
         super().__init__()
         gru = SPMGRU if layer == "spm" else nn.GRU  # the change
         self.gru = gru(8, width, batch_first=True)
