@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links between files of the repository lead to the same files in the site."""
+    """Let links between files of the repository lead to the same files in the site, and mark the tables of numbers."""
     here = page.file.src_uri
     folder = "" if here in map(in_site, PAGES) else posixpath.dirname(f"docs/{here}")
 
@@ -41,7 +41,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return f"]({posixpath.relpath(in_site(target), posixpath.dirname(here) or '.')}{match['anchor'] or ''})"
 
-    return re.sub(r"\]\((?P<target>[^()#:]+)(?P<anchor>#[^)]*)?\)", rewritten, markdown)
+    markdown = re.sub(r"\]\((?P<target>[^()#:]+)(?P<anchor>#[^)]*)?\)", rewritten, markdown)
+    numbers = r'<div class="numbers" markdown="1">\n\n\g<table>\n</div>'
+    return re.sub(r"<!-- table: .*? -->\n(?P<table>.*?)<!-- end -->", numbers, markdown, flags=re.DOTALL)
 
 
 def in_site(path: str) -> str:
