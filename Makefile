@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo reproduce test fuzz fuzz-files sanitize lint format wheel results clean
+.PHONY: help install demo reproduce test fuzz fuzz-files sanitize lint format docs docs-serve wheel results clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -66,6 +66,22 @@ format: $(INSTALLED) ## Put the code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site is made from text, so it has an environment of its own: nothing is compiled, and torch is not needed.
+DOCS := $(VENV)/docs
+EXTRA_DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c '$(EXTRA_DOCS)' > $(DOCS)/requirements.txt
+	$(DOCS)/bin/pip install --disable-pip-version-check -q -c constraints.txt -r $(DOCS)/requirements.txt
+	touch $@
+
+docs: $(DOCS)/.installed ## Build the documentation site into site/; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
+docs-serve: $(DOCS)/.installed ## Show the site at http://127.0.0.1:8000, rebuilt when a page changes
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --watch src/pairmix --watch README.md
+
 wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
 	$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
@@ -81,4 +97,4 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind
-	rm -rf $(VENV) build dist runs .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) build dist runs site .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info

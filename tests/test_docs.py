@@ -4,26 +4,58 @@ from pathlib import Path
 
 import pytest
 
+import pairmix
+
 ROOT = Path(__file__).parent.parent
 fill_tables = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
-PAGES = fill_tables["PAGES"]
+FILLED = fill_tables["PAGES"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = [*sorted((ROOT / "src/pairmix/nn").glob("*.py")), ROOT / "src/pairmix/schedule.py"]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(page):
+    """What a link can lead to in a page: its headings, as GitHub and the site name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", FILLED, ids=name_of)
 def test_tables_are_those_of_the_results(path):
     assert fill_tables["filled"](path.read_text()) == path.read_text(), "run: .venv/bin/python docs/fill_tables.py"
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", path.read_text()):
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        if anchor:
+            assert anchor in anchors(page), f"{target}#{anchor}"
 
 
 def test_every_make_target_that_is_mentioned_exists():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        assert set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)`", path.read_text(), re.MULTILINE)) <= {
-            pair for target in targets for pair in ((target, ""), ("", target))
-        }
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in PAGES:
+        mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE))
+        assert mentioned <= targets, name_of(path)
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    shown = [name_of(path).removeprefix("docs/").replace("README", "index") for path in PAGES]
+    assert sorted(menu) == sorted(shown)
+
+
+def test_every_public_name_is_in_the_api_reference():
+    documented = re.findall(r"^::: ([\w.]+)", "".join(path.read_text() for path in PAGES), re.MULTILINE)
+    modules = {"functional", "nn"}
+    assert {f"pairmix.{name}" for name in pairmix.__all__ if name not in modules} <= set(documented)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_docstrings_are_text_that_the_site_can_show(path):
+    assert re.findall(r"\.\. math::|:\w+:`|^ *Example:$", path.read_text(), re.MULTILINE) == []

@@ -55,7 +55,7 @@ class Schedule:
         kind: the constructor's name.
         seed: the seed of a random schedule, else None.
 
-    Example:
+    Examples:
         >>> Schedule.butterfly(4).pairs.tolist()
         [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
         >>> Schedule.butterfly(1000)
@@ -123,7 +123,7 @@ class Schedule:
         Raises:
             ValueError: if a stage is no matching; the message names the stage and the coordinate.
 
-        Example:
+        Examples:
             >>> Schedule.from_pairs(4, [[(0, 3), (1, 2)], [(0, 1), (2, 3)]]).stages
             2
         """

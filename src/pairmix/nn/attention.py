@@ -14,14 +14,14 @@ from pairmix.nn.linear import SPMLinear, SPMOptions
 
 
 class SPMMultiheadAttention(nn.Module):
-    r"""Multi-head attention with SPM projections, in place of :class:`torch.nn.MultiheadAttention`.
+    """Multi-head attention with SPM projections, in place of `torch.nn.MultiheadAttention`.
 
-    .. math::
-        Q = \mathrm{SPM}_Q(query), \quad K = \mathrm{SPM}_K(key), \quad V = \mathrm{SPM}_V(value), \qquad
-        Y = \mathrm{SPM}_O(\mathrm{softmax}(Q K^\top / \sqrt{d_h} + mask) \, V)
+        Q = SPM_Q(query)        K = SPM_K(key)        V = SPM_V(value)
+        Y = SPM_O(softmax(Q K^T / sqrt(d_h) + mask) V)
 
-    with the softmax of every head for itself. Projections that read the same tensor are computed in one call: all
-    three in self-attention, those of keys and values if `key is value`, those of queries and keys if `query is key`.
+    with a softmax for each head, which is `d_h` wide. Projections that read the same tensor are computed in one call:
+    all three in self-attention, those of keys and values if `key is value`, those of queries and keys if
+    `query is key`.
 
     Args:
         embed_dim: size of the queries and of the output; divided among the heads.
@@ -48,11 +48,14 @@ class SPMMultiheadAttention(nn.Module):
 
     Attributes:
         in_proj: the operators of Q, K and V, an `SPMLinear` of three maps; None if `kdim` or `vdim` differs.
-        q_proj, k_proj, v_proj: there in its place, if `kdim` or `vdim` differs.
+        q_proj: instead of `in_proj` the operator of Q, if `kdim` or `vdim` differs.
+        k_proj: likewise that of K.
+        v_proj: likewise that of V.
         out_proj: the operator of the output.
-        bias_k, bias_v: `[1, 1, embed_dim]`, or None without `add_bias_kv`.
+        bias_k: the learned key `[1, 1, embed_dim]`, or None without `add_bias_kv`.
+        bias_v: the learned value `[1, 1, embed_dim]`, or None without `add_bias_kv`.
 
-    Example:
+    Examples:
         >>> attention = SPMMultiheadAttention(512, 8, batch_first=True)
         >>> x = torch.randn(2, 10, 512)
         >>> y, weights = attention(x, x, x)
@@ -248,14 +251,13 @@ class SPMMultiheadAttention(nn.Module):
 
 
 class SPMTransformerEncoderLayer(nn.Module):
-    r"""Self-attention and a feed-forward network of SPM operators, for :class:`torch.nn.TransformerEncoder`.
+    """Self-attention and a feed-forward network of SPM operators, for `torch.nn.TransformerEncoder`.
 
-    .. math::
-        h = \mathrm{norm}_1(x + \mathrm{attention}(x)), \qquad
-        y = \mathrm{norm}_2(h + \mathrm{SPM}_2(\mathrm{activation}(\mathrm{SPM}_1(h))))
+        h = norm_1(x + attention(x))
+        y = norm_2(h + SPM_2(activation(SPM_1(h))))
 
     or, with `norm_first`, with each norm before its attention or network. As in
-    :class:`torch.nn.TransformerEncoderLayer`, but without its fast path: an encoder of these layers should be made with
+    `torch.nn.TransformerEncoderLayer`, but without its fast path: an encoder of these layers should be made with
     `enable_nested_tensor=False`, else torch warns that it will not use nested tensors.
 
     Args:
@@ -279,7 +281,7 @@ class SPMTransformerEncoderLayer(nn.Module):
         - src_mask, src_key_padding_mask: as attn_mask and key_padding_mask of `SPMMultiheadAttention`
         - output: as src
 
-    Example:
+    Examples:
         >>> layer = SPMTransformerEncoderLayer(64, 4, 256, batch_first=True)
         >>> encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         >>> encoder(torch.randn(8, 10, 64)).shape

@@ -33,11 +33,9 @@ class SPMOptions(TypedDict, total=False):
 
 
 class SPMLinear(nn.Module):
-    r"""A linear layer of pairwise mixing stages, in place of :class:`torch.nn.Linear`.
+    """A linear layer of pairwise mixing stages, in place of `torch.nn.Linear`.
 
-    .. math::
-        z_0 = d_{in} \odot \mathrm{tile}(x), \qquad z_l = B_l z_{l-1}, \qquad
-        y = \mathrm{fold}(d_{out} \odot z_L) + bias
+        z_0 = d_in * tile(x)        z_l = B_l z_(l-1)        y = fold(d_out * z_L) + bias
 
     The width is `n = max(in_features, out_features)`. Every stage applies `n // 2` independent 2x2 blocks, so the
     layer costs O(n L) time and parameters instead of O(n^2).
@@ -58,20 +56,22 @@ class SPMLinear(nn.Module):
             same rotations, so the mixing always starts orthogonal.
         maps: for several operators of this kind that read the same input, how many. They are computed in one call, and
             their outputs are side by side. None for one operator.
-        impl: who computes it: `"auto"`, or an implementation by name, which then never falls back to another.
+        impl: which implementation computes it: `"auto"` chooses, and one asked for by name never falls back to another.
 
     Shape:
         - input: `(*, in_features)`, with any number of leading dimensions
         - output: `(*, out_features)`, or `(*, maps * out_features)`
 
-    Attributes (of several maps with one more dimension in front):
-        coeffs: `[L, 4, n // 2]`, rows a, b, c, d (`block="general"`).
+    Attributes:
+        coeffs: `[L, 4, n // 2]`, rows a, b, c, d (`block="general"`). With `maps`, all parameters have that dimension
+            in front.
         angles: `[L, n // 2]` (`block="rotation"`).
-        d_in, d_out: `[n]`.
+        d_in: `[n]`.
+        d_out: `[n]`.
         bias: `[out_features]`, or None.
         residual_scale: `[L]`, or None unless n is odd and `residual="scale"`.
 
-    Example:
+    Examples:
         >>> layer = SPMLinear(1000, 1000)
         >>> layer(torch.randn(32, 1000)).shape
         torch.Size([32, 1000])
@@ -170,7 +170,7 @@ class SPMLinear(nn.Module):
 
         Those of several maps are below each other, as the gates are in the weights of torch's recurrent networks.
 
-        Example:
+        Examples:
             >>> SPMLinear(2, 2, init="identity").to_dense().tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """

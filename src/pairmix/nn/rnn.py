@@ -17,7 +17,7 @@ from pairmix.nn.sequences import Packed, Padded
 
 
 class _SPMRNN(Recurrent):
-    """Layers and directions, as :class:`torch.nn.RNNBase` has them."""
+    """Layers and directions, as `torch.nn.RNNBase` has them."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class _SPMRNN(Recurrent):
 
 
 class SPMRNN(_SPMRNN):
-    r"""An Elman network, in place of :class:`torch.nn.RNN`, with an SPM operator for each of its two dense maps.
+    """An Elman network, in place of `torch.nn.RNN`, with an SPM operator for each of its two dense maps.
 
-    .. math:: h_t = \tanh(W x_t + U h_{t-1} + b)
+        h_t = tanh(W x_t + U h_(t-1) + b)
 
-    Arguments, shapes and return values are those of :class:`torch.nn.RNN`. There is one bias, not two that are added.
+    Arguments, shapes and return values are those of `torch.nn.RNN`. There is one bias, not two that are added.
 
     Args:
         input_size: size of the input at each step.
@@ -138,14 +138,15 @@ class SPMRNN(_SPMRNN):
         bidirectional: whether a second network reads the sequence from its end.
         device: where the parameters live.
         dtype: their dtype.
-        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every map, as :class:`SPMLinear` has
+        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every map, as `SPMLinear` has
             them. A `Schedule` must have the width of every map; a name fits all.
 
     Attributes:
-        ih_l[k], hh_l[k]: the maps of the input and of the state, each an :class:`SPMLinear`; with `_reverse` those of
-            the second direction. `to_dense()` gives what torch calls `weight_ih_l[k]` and `weight_hh_l[k]`.
+        ih_l[k]: the map of the input, an `SPMLinear`; with `_reverse` that of the second direction. `to_dense()` gives
+            what torch calls `weight_ih_l[k]`.
+        hh_l[k]: likewise the map of the state, `weight_hh_l[k]` in torch.
 
-    Example:
+    Examples:
         >>> rnn = SPMRNN(100, 256, num_layers=2)
         >>> output, h_n = rnn(torch.randn(35, 8, 100))
         >>> output.shape, h_n.shape
@@ -175,23 +176,21 @@ class SPMRNN(_SPMRNN):
 
 
 class SPMGRU(_SPMRNN):
-    r"""A gated recurrent unit, in place of :class:`torch.nn.GRU`, with an SPM operator for each of its six dense maps.
+    """A gated recurrent unit, in place of `torch.nn.GRU`, with an SPM operator for each of its six dense maps.
 
-    .. math::
-        r_t &= \sigma(W_r x_t + U_r h_{t-1} + b_r) \\
-        z_t &= \sigma(W_z x_t + U_z h_{t-1} + b_z) \\
-        \tilde h_t &= \tanh(W_h x_t + U_h (r_t \odot h_{t-1}) + b_h) \\
-        h_t &= (1 - z_t) \odot h_{t-1} + z_t \odot \tilde h_t
+        r_t = sigmoid(W_r x_t + U_r h_(t-1) + b_r)
+        z_t = sigmoid(W_z x_t + U_z h_(t-1) + b_z)
+        k_t = tanh(W_h x_t + U_h (r_t * h_(t-1)) + b_h)
+        h_t = (1 - z_t) * h_(t-1) + z_t * k_t
 
-    Arguments, shapes and return values are those of :class:`torch.nn.GRU`, and the gates have the same order: r, z and
-    the candidate. With `reset_after=True` the equations are torch's too:
+    Arguments, shapes and return values are those of `torch.nn.GRU`, and the gates have the same order: r, z and
+    the candidate k. With `reset_after=True` the equations are torch's too:
 
-    .. math::
-        \tilde h_t = \tanh(W_h x_t + b_h + r_t \odot (U_h h_{t-1} + c_h)), \qquad
-        h_t = (1 - z_t) \odot \tilde h_t + z_t \odot h_{t-1}
+        k_t = tanh(W_h x_t + b_h + r_t * (U_h h_(t-1) + c_h))
+        h_t = (1 - z_t) * k_t + z_t * h_(t-1)
 
     Args:
-        input_size: see :class:`SPMRNN`, as for all that follows.
+        input_size: size of the input at each step.
         hidden_size: size of the state.
         num_layers: how many networks are stacked.
         bias: whether there are biases.
@@ -201,9 +200,9 @@ class SPMGRU(_SPMRNN):
         device: where the parameters live.
         dtype: their dtype.
         reset_after: whether to compute torch's arrangement instead of the paper's.
-        **options: those of every map, as in :class:`SPMRNN`.
+        **options: those of every map, as in `SPMRNN`.
 
-    Example:
+    Examples:
         >>> gru = SPMGRU(64, 64, batch_first=True, bidirectional=True)
         >>> output, h_n = gru(torch.randn(8, 35, 64))
         >>> output.shape, h_n.shape
@@ -234,16 +233,29 @@ class SPMGRU(_SPMRNN):
 
 
 class SPMLSTM(_SPMRNN):
-    r"""A long short-term memory, in place of :class:`torch.nn.LSTM`, with an SPM operator for each of its eight maps.
+    """A long short-term memory, in place of `torch.nn.LSTM`, with an SPM operator for each of its eight dense maps.
 
-    .. math::
-        (i, f, o) &= \sigma(W x_t + U h_{t-1} + b), \qquad g = \tanh(W_g x_t + U_g h_{t-1} + b_g) \\
-        c_t &= f \odot c_{t-1} + i \odot g, \qquad h_t = o \odot \tanh(c_t)
+        i_t, f_t, o_t = sigmoid(W x_t + U h_(t-1) + b), each with its own W, U and b
+        g_t = tanh(W_g x_t + U_g h_(t-1) + b_g)
+        c_t = f_t * c_(t-1) + i_t * g_t
+        h_t = o_t * tanh(c_t)
 
-    Arguments, shapes and return values are those of :class:`torch.nn.LSTM`, and the gates have the same order: i, f, g,
-    o. The arguments are those of :class:`SPMRNN`; `proj_size` must be 0.
+    Arguments, shapes and return values are those of `torch.nn.LSTM`, and the gates have the same order: i, f, g, o.
 
-    Example:
+    Args:
+        input_size: size of the input at each step.
+        hidden_size: size of the state.
+        num_layers: how many networks are stacked.
+        bias: whether there are biases.
+        batch_first: whether the batch is the first dimension of input and output.
+        dropout: what fraction of the states between layers is dropped in training.
+        bidirectional: whether a second network reads the sequence from its end.
+        proj_size: must be 0; a projected state is not supported.
+        device: where the parameters live.
+        dtype: their dtype.
+        **options: those of every map, as in `SPMRNN`.
+
+    Examples:
         >>> lstm = SPMLSTM(64, 64)
         >>> output, (h_n, c_n) = lstm(torch.randn(35, 8, 64))
         >>> output.shape, c_n.shape

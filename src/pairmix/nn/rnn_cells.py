@@ -12,7 +12,7 @@ from pairmix.nn.rnn_base import Recurrent, check_nonlinearity
 
 
 class _SPMCell(Recurrent):
-    """A single step, as :class:`torch.nn.RNNCellBase` has it."""
+    """A single step, as `torch.nn.RNNCellBase` has it."""
 
     def __init__(self, cell: str, input_size: int, hidden_size: int, bias: bool, **options: Any) -> None:
         super().__init__(cell, input_size, hidden_size, bias, **options)
@@ -33,9 +33,9 @@ class _SPMCell(Recurrent):
 
 
 class SPMRNNCell(_SPMCell):
-    """One step of :class:`SPMRNN`, in place of :class:`torch.nn.RNNCell`, with the same options.
+    """One step of `SPMRNN`, in place of `torch.nn.RNNCell`, with the same options.
 
-    Example:
+    Examples:
         >>> SPMRNNCell(10, 20)(torch.randn(3, 10)).shape
         torch.Size([3, 20])
     """
@@ -56,9 +56,9 @@ class SPMRNNCell(_SPMCell):
 
 
 class SPMGRUCell(_SPMCell):
-    """One step of :class:`SPMGRU`, in place of :class:`torch.nn.GRUCell`, with the same options.
+    """One step of `SPMGRU`, in place of `torch.nn.GRUCell`, with the same options.
 
-    Example:
+    Examples:
         >>> SPMGRUCell(10, 20)(torch.randn(3, 10), torch.zeros(3, 20)).shape
         torch.Size([3, 20])
     """
@@ -80,9 +80,9 @@ class SPMGRUCell(_SPMCell):
 
 
 class SPMLSTMCell(_SPMCell):
-    """One step of :class:`SPMLSTM`, in place of :class:`torch.nn.LSTMCell`, with the same options.
+    """One step of `SPMLSTM`, in place of `torch.nn.LSTMCell`, with the same options.
 
-    Example:
+    Examples:
         >>> h, c = SPMLSTMCell(10, 20)(torch.randn(3, 10))
         >>> h.shape, c.shape
         (torch.Size([3, 20]), torch.Size([3, 20]))
