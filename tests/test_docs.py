@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 fill_tables = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
 FILLED = fill_tables["PAGES"]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = [*sorted((ROOT / "src/pairmix/nn").glob("*.py")), ROOT / "src/pairmix/schedule.py"]
+MODULES = sorted((ROOT / "src/pairmix").rglob("*.py"))
 
 
 def name_of(path):

@@ -34,11 +34,9 @@ def spm(
     maps: int | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    r"""Mix the last dimension of `x` in stages of 2x2 blocks.
+    """Mix the last dimension of `x` in stages of 2x2 blocks.
 
-    .. math::
-        z_0 = d_{in} \odot \mathrm{tile}(x), \qquad z_l = B_l z_{l-1}, \qquad
-        y = \mathrm{fold}(d_{out} \odot z_L) + bias
+        z_0 = d_in * tile(x)        z_l = B_l z_(l-1)        y = fold(d_out * z_L) + bias
 
     With `in_features < n`, `tile` reads `x[i mod in_features]`; with `out_features < n`, `fold` sums the
     coordinates `i` with equal `i mod out_features`. For a square operator both are the identity.
@@ -58,7 +56,7 @@ def spm(
         block: `"rotation"` or `"general"`; None for what the shape of `blocks` says.
         maps: for several operators that read the same `x`, how many. Their parameters then have one more dimension in
             front, and their outputs are side by side. None for one operator.
-        impl: the implementation: `"auto"`, or one by name, which then never falls back to another.
+        impl: which implementation computes it: `"auto"` chooses, and one asked for by name never falls back to another.
 
     Shape:
         - x: `(*, in_features)`, any number of leading dimensions, `1 <= in_features <= n`
@@ -71,7 +69,7 @@ def spm(
         TypeError: for a dtype that does not fit.
         RuntimeError: for an `impl` that exists but cannot run here.
 
-    Example:
+    Examples:
         >>> quarter_turns = torch.full((1, 2), torch.pi / 2)
         >>> schedule = Schedule.from_pairs(4, [[(0, 1), (2, 3)]])
         >>> spm(torch.tensor([1.0, 2.0, 3.0, 4.0]), quarter_turns, schedule)
@@ -183,8 +181,8 @@ def recurrence(
             i, f, g, o for an LSTM. Its rows are those of the first step, then those of the second, and so on.
         h: the state of every sequence before the first step.
         c: for an LSTM, its cell state.
-        blocks: with what follows, the operators that read the state, one for every gate: see `spm` with `maps`.
-        schedule: that of all of them.
+        blocks: those of the operators that read the state, one operator for every gate: see `spm` with `maps`.
+        schedule: the schedule of these operators.
         batch_sizes: how many sequences have a row at each step, never more than at the step before; None if all have
             one at every step.
         d_in: see `spm`.

@@ -24,10 +24,10 @@ register(
 
 
 def empty_cache() -> None:
-    """Free the memory that implementations keep for the next call, as `torch.cuda.empty_cache` does on a GPU.
+    """Free the memory that implementations cache for the next call, as `torch.cuda.empty_cache` does on a GPU.
 
-    The compiled kernels keep up to 256 MiB of dead results, and the working memory of as many calls as ran at the same
-    time. Results that are still in use stay as they are. The next calls are a little slower.
+    The compiled kernels cache up to 256 MiB of freed results, and the scratch memory of as many calls as ran at the
+    same time. Results that are still in use are not touched. The next calls are a little slower.
     """
     for impl in IMPLS.values():
         impl.empty_cache()
