@@ -15,7 +15,7 @@ from pairmix.nn import (
 from pairmix.ops import empty_cache
 from pairmix.schedule import Schedule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SPMGRU",
