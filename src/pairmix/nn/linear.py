@@ -46,7 +46,7 @@ class SPMLinear(nn.Module):
         bias: whether to add a learned bias, which starts at zero.
         device: where the parameters live.
         dtype: their dtype.
-        block: `"general"` (four numbers a pair) or `"rotation"` (one angle a pair; the mixing is orthogonal).
+        block: `"general"` (four numbers per pair) or `"rotation"` (one angle per pair; the mixing is orthogonal).
         stages: the number of stages; None for the fewest with which every output depends on every input.
         schedule: `"butterfly"`, `"brick"`, `"random"` (seed 0) or a `Schedule` of width n.
         residual: what happens to the coordinate that an odd width leaves over at each stage: `"scale"` multiplies it
