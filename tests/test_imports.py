@@ -29,9 +29,10 @@ MAY_IMPORT = {
         "files": set(),
         "results": {"files"},
         "report": {"results", "files"},
-        "experiments": {"results", "files"},
-        "bench": {"experiments", "results"},
-        "cli": {"experiments", "bench", "report", "results", "files"},
+        "training": {"results", "files"},
+        "experiments": {"training", "files"},
+        "bench": {"experiments", "training", "results"},
+        "cli": {"experiments", "training", "bench", "report", "results", "files"},
     },
 }
 IMPLEMENTATIONS = {"reference", "cpu"}

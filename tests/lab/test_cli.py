@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.experiments import agnews, allocator, shakespeare
+from pairmix_lab.experiments import agnews, shakespeare
+from pairmix_lab.training import allocator
 
 TINY = {
     "teacher": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4",

@@ -17,7 +17,7 @@ from torch import nn
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import INITS, near_identity_
 from pairmix_lab.experiments import teacher
-from pairmix_lab.experiments.training import train
+from pairmix_lab.training.loop import train
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Config:
         return len(self.teacher_angle_stds) * len(self.blocks) * len(self.inits) * len(self.seeds)
 
 
-class Student(teacher.Experiment):
+class Student(teacher.Task):
     """An SPM student that starts from a given initialisation."""
 
     def __init__(self, config: teacher.Config, init: Any) -> None:

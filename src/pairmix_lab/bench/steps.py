@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pairmix_lab.bench.timing import current_threads, interleaved, measured, settings
 from pairmix_lab.experiments import agnews, data, shakespeare, teacher
 from pairmix_lab.experiments.language_models import SYMBOLS
-from pairmix_lab.experiments.training import Experiment, make_optimizer, timed_step
+from pairmix_lab.training.loop import Task, make_optimizer, timed_step
 
 DENSE = "dense"
 REST = "all but the layer"
@@ -77,20 +77,20 @@ def run(config: Config, folder: Path | None = None) -> Iterator[dict[str, Any]]:
         config: what.
         folder: where the data is; without it the originals are downloaded.
     """
-    experiments: dict[str, Experiment]
+    experiments: dict[str, Task]
     for setting in settings(config.threads):
         for width in config.teacher_widths:
             names = _layers(config, width, "lowrank")
-            experiments = {name: teacher.Experiment(teacher.Config(layer=name, width=width)) for name in names}
+            experiments = {name: teacher.Task(teacher.Config(layer=name, width=width)) for name in names}
             yield from _rows(experiments, {"experiment": "teacher", "width": width, **setting}, config.seconds)
         for width in config.agnews_widths:
             names = _layers(config, width, "lowrank", "softmax")
-            experiments = {name: agnews.Experiment(agnews.Config(layer=name, width=width), folder) for name in names}
+            experiments = {name: agnews.Task(agnews.Config(layer=name, width=width), folder) for name in names}
             yield from _rows(experiments, {"experiment": "agnews", "width": width, **setting}, config.seconds)
         for width in config.shakespeare_widths:
             names = _layers(config, width, "lowrank")
             experiments = {
-                name: shakespeare.Experiment(shakespeare.Config(layer=name, width=width, cell=config.cell), folder)
+                name: shakespeare.Task(shakespeare.Config(layer=name, width=width, cell=config.cell), folder)
                 for name in names
             }
             others = {TORCH_RNN: partial(TorchRNN, width)} if config.cell == "rnn" else {}
@@ -104,7 +104,7 @@ def _layers(config: Config, width: int, *others: str) -> list[str]:
 
 
 def _rows(
-    experiments: Mapping[str, Experiment],
+    experiments: Mapping[str, Task],
     about: Mapping[str, Any],
     seconds: float,
     others: Mapping[str, Callable[[], nn.Module]] | None = None,

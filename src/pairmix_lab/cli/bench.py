@@ -21,8 +21,8 @@ from pairmix_lab.bench import operator as bench_operator
 from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix_lab.bench import steps as bench_steps
 from pairmix_lab.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
-from pairmix_lab.experiments import allocator
 from pairmix_lab.report import plots, tables
+from pairmix_lab.training import allocator
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 

@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from pairmix_lab import results
-from pairmix_lab.experiments.checkpoints import CheckpointError
 from pairmix_lab.experiments.data import DataError
 from pairmix_lab.report import tables
+from pairmix_lab.training.checkpoints import CheckpointError
 
 console = Console()
 

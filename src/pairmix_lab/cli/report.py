@@ -9,9 +9,10 @@ import typer
 
 from pairmix_lab.cli.console import Out, clear_errors, console, show
 from pairmix_lab.cli.train import run_all
-from pairmix_lab.experiments import runs, teacher
+from pairmix_lab.experiments import teacher
 from pairmix_lab.report import experiments, page
 from pairmix_lab.report.runs import collect
+from pairmix_lab.training import runs
 
 
 def report(
@@ -39,7 +40,7 @@ def demo(
     with clear_errors():
         for config in configs:
             runs.discard(out, config)  # those of an earlier demo
-    run_all(configs, teacher.Experiment, out, resume=False)
+    run_all(configs, teacher.Task, out, resume=False)
     with clear_errors():
         found = collect([runs.result_path(out, config) for config in configs])
         show(experiments.accuracy(found, "teacher"))

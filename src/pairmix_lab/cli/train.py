@@ -24,14 +24,15 @@ from pairmix_lab.cli.console import (
     whole_numbers,
     words,
 )
-from pairmix_lab.experiments import agnews, allocator, runs, shakespeare, teacher
+from pairmix_lab.experiments import agnews, shakespeare, teacher
 from pairmix_lab.experiments.data import AGNEWS, SHAKESPEARE, hashes
 from pairmix_lab.experiments.language_models import CELLS
 from pairmix_lab.experiments.layers import LAYERS
-from pairmix_lab.experiments.processes import Processes
-from pairmix_lab.experiments.signals import Stopped
 from pairmix_lab.report import experiments as experiment_tables
 from pairmix_lab.report.runs import collect
+from pairmix_lab.training import allocator, runs
+from pairmix_lab.training.processes import Processes
+from pairmix_lab.training.signals import Stopped
 
 app = typer.Typer(help="Run an experiment of the paper.", no_args_is_help=True)
 
@@ -87,7 +88,7 @@ def train_teacher(
         batch=batch,
         lr=lr,
     )
-    run_all(configs, teacher.Experiment, out, resume, save_every, threads, keep_memory)
+    run_all(configs, teacher.Task, out, resume, save_every, threads, keep_memory)
     _show_results(configs, out, partial(experiment_tables.accuracy, experiment="teacher"))
 
 
@@ -120,7 +121,7 @@ def train_agnews(
         batch=batch,
         lr=lr,
     )
-    make, data_hashes = partial(agnews.Experiment, folder=data), partial(hashes, AGNEWS, data)
+    make, data_hashes = partial(agnews.Task, folder=data), partial(hashes, AGNEWS, data)
     run_all(configs, make, out, resume, save_every, threads, keep_memory, data_hashes)
     _show_results(configs, out, partial(experiment_tables.accuracy, experiment="agnews"))
 
@@ -158,7 +159,7 @@ def train_shakespeare(
         batch=batch,
         lr=lr,
     )
-    make, data_hashes = partial(shakespeare.Experiment, folder=data), partial(hashes, SHAKESPEARE, data)
+    make, data_hashes = partial(shakespeare.Task, folder=data), partial(hashes, SHAKESPEARE, data)
     run_all(configs, make, out, resume, save_every, threads, keep_memory, data_hashes)
     _show_results(configs, out, experiment_tables.shakespeare)
 

@@ -19,7 +19,7 @@ from pairmix_lab import files
 from pairmix_lab.experiments import data
 from pairmix_lab.experiments.classification import scores
 from pairmix_lab.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix_lab.experiments.training import LARGEST_SIZE, Batch, Recipe
+from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe
 
 CLASSES = 4
 WHOLE = 120_000
@@ -80,7 +80,7 @@ class Part:
             yield self.rows(np.arange(start, min(start + size, len(self))))
 
 
-class Experiment:
+class Task:
     """The train set in random order, over and over; a twentieth of it is kept for validation."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:

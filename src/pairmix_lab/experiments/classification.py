@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pairmix_lab.experiments.training import Batch
+from pairmix_lab.training.loop import Batch
 
 
 @torch.no_grad()

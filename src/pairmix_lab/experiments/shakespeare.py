@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pairmix_lab.experiments import data
 from pairmix_lab.experiments.language_models import CELLS, LanguageModel, generate
 from pairmix_lab.experiments.layers import LAYERS, count_parameters
-from pairmix_lab.experiments.training import LARGEST_SIZE, Batch, Recipe, cross_entropy
+from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe, cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Config(Recipe):
         return f"{self.cell}-{kind}-{self.width}-seed{self.seed}"
 
 
-class Experiment:
+class Task:
     """Sequences of bytes from random places of the text; its last tenth is for validation."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:

@@ -19,7 +19,7 @@ from pairmix.nn.init import near_identity_
 from pairmix.schedule import Schedule
 from pairmix_lab.experiments.classification import scores
 from pairmix_lab.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix_lab.experiments.training import LARGEST_SIZE, Batch, Recipe
+from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe
 
 UNIFORM = "uniform"
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
@@ -107,7 +107,7 @@ class Teacher:
         return nn.Sequential(mixer, nn.ReLU(), head)
 
 
-class Experiment:
+class Task:
     """Fresh batches without end, so that nothing can be learnt by heart."""
 
     def __init__(self, config: Config) -> None:

@@ -10,10 +10,10 @@ from small_runs import assert_same, stop_at
 
 from pairmix_lab.cli.train import grid
 from pairmix_lab.experiments import agnews, data
-from pairmix_lab.experiments.agnews import MODELS, Config, Experiment
+from pairmix_lab.experiments.agnews import MODELS, Config, Task
 from pairmix_lab.experiments.data import DataError
 from pairmix_lab.experiments.layers import count_parameters
-from pairmix_lab.experiments.training import train
+from pairmix_lab.training.loop import train
 
 WORDS = {"1": "treaty embassy", "2": "goalkeeper overtime", "3": "dividend merger", "4": "telescope compiler"}
 TRAIN, TEST = 200, 40
@@ -41,7 +41,7 @@ def experiment(folder, **options):
     """One that remembers nothing of those before."""
     agnews._hashed.cache_clear()
     agnews._order.cache_clear()
-    return Experiment(Config(**{"width": 512, "batch": 32, **options}), folder)
+    return Task(Config(**{"width": 512, "batch": 32, **options}), folder)
 
 
 def items(batches):

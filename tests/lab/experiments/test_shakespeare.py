@@ -11,8 +11,8 @@ from pairmix_lab.experiments import shakespeare
 from pairmix_lab.experiments.data import DataError
 from pairmix_lab.experiments.language_models import CELLS
 from pairmix_lab.experiments.layers import LAYERS, count_parameters
-from pairmix_lab.experiments.shakespeare import Config, Experiment
-from pairmix_lab.experiments.training import train
+from pairmix_lab.experiments.shakespeare import Config, Task
+from pairmix_lab.training.loop import train
 
 COUNTING = bytes(range(250))  # every byte says where it is; 225 for training
 VALID = COUNTING[225:]
@@ -26,7 +26,7 @@ def make(tmp_path, monkeypatch):
     def make(text=COUNTING, **options):
         (tmp_path / "shakespeare").mkdir(exist_ok=True)
         (tmp_path / "shakespeare" / "input.txt").write_bytes(text)
-        return Experiment(Config(**{"width": 8, "batch": 16, "length": 8, "stages": 3, **options}), tmp_path)
+        return Task(Config(**{"width": 8, "batch": 16, "length": 8, "stages": 3, **options}), tmp_path)
 
     return make
 
@@ -174,6 +174,6 @@ def test_every_config_of_a_grid_has_a_name_of_its_own():
 
 
 def test_the_real_text(data_folder):
-    experiment = Experiment(Config(), data_folder)
+    experiment = Task(Config(), data_folder)
     assert (len(experiment.train), len(experiment.valid)) == (1_003_854, 111_540)
     assert bytes(experiment.train[:14].tolist()) == b"First Citizen:"

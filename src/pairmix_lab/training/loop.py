@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pairmix_lab import files
-from pairmix_lab.experiments import checkpoints
-from pairmix_lab.experiments.processes import Processes
-from pairmix_lab.experiments.scalars import Scalars
-from pairmix_lab.experiments.signals import Stopped, StopRequest
+from pairmix_lab.training import checkpoints
+from pairmix_lab.training.processes import Processes
+from pairmix_lab.training.scalars import Scalars
+from pairmix_lab.training.signals import Stopped, StopRequest
 
 Batch = tuple[Tensor, Tensor]
 OnStep = Callable[[int, float, float], None]
@@ -34,7 +34,7 @@ LARGEST_SIZE = 2**31 - 1  # an index of SPM has 32 bits
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained. Every experiment adds what the model and the data are.
+    """How a model is trained. Every experiment adds the settings of its model and its data.
 
     Attributes:
         steps: how many.
@@ -81,7 +81,7 @@ class Recipe:
         return self.lr * (1 + math.cos(math.pi * (step - 1) / self.steps)) / 2
 
 
-class Experiment(Protocol):
+class Task(Protocol):
     """A model, and the data that it learns from."""
 
     @property
@@ -115,7 +115,7 @@ class Trained:
 
 
 def train(
-    experiment: Experiment,
+    task: Task,
     folder: Path | None = None,
     *,
     resume: bool = False,
@@ -125,7 +125,7 @@ def train(
     """Train with Adam to the end.
 
     Args:
-        experiment: what.
+        task: the model and the data.
         folder: where checkpoints and TensorBoard's scalars go; None for nowhere.
         resume: go on from the checkpoint in the folder, if there is one. Without it a checkpoint there is an error.
         save_every: seconds between checkpoints.
@@ -137,9 +137,9 @@ def train(
     """
     processes = Processes.of_this_run()
     with StopRequest() as stop_request:
-        run = Run(experiment, processes, folder, resume)
+        run = Run(task, processes, folder, resume)
         saved_at = time.monotonic()
-        while run.state.step < experiment.config.steps:
+        while run.state.step < task.config.steps:
             on_step(run.state.step + 1, *run.advance())
             if processes.any(stop_request.received):
                 run.store()
@@ -156,11 +156,11 @@ def train(
 class Run:
     """A model between two steps."""
 
-    def __init__(self, experiment: Experiment, processes: Processes, folder: Path | None, resume: bool) -> None:
-        self.experiment, self.processes, self.config = experiment, processes, experiment.config
-        self.description = {**asdict(self.config), **experiment.data}
+    def __init__(self, task: Task, processes: Processes, folder: Path | None, resume: bool) -> None:
+        self.task, self.processes, self.config = task, processes, task.config
+        self.description = {**asdict(self.config), **task.data}
         torch.manual_seed(self.config.seed)
-        model = experiment.build()
+        model = task.build()
         record: dict[str, Any] = {"rows": [], "losses": [], "milliseconds": []}  # losses: since the last row
         self.state = checkpoints.State(model, make_optimizer(model, self.config.lr), 0, record)
         self.checkpoint = None if folder is None else folder / "checkpoint.safetensors"
@@ -181,7 +181,7 @@ class Run:
     def advance(self) -> tuple[float, float]:
         """Take a step; its loss and its milliseconds."""
         state, config = self.state, self.config
-        inputs, labels = self.processes.share(self.experiment.batch(state.step + 1), config.batch)
+        inputs, labels = self.processes.share(self.task.batch(state.step + 1), config.batch)
         loss, milliseconds = timed_step(
             self.parallel_model, state.optimizer, inputs, labels, config.lr_at(state.step + 1)
         )
@@ -206,7 +206,7 @@ class Run:
         }
         if validates and self.processes.is_first:
             with torch.inference_mode():
-                row |= self.experiment.validate(self.state.model)
+                row |= self.task.validate(self.state.model)
         self.rows.append(row)
         self.losses.clear()
         if self.scalars is not None:
@@ -228,7 +228,7 @@ class Run:
         }
         if self.processes.is_first:
             with torch.inference_mode():
-                outcome |= self.experiment.conclude(self.state.model)
+                outcome |= self.task.conclude(self.state.model)
         return Trained(self.state.model, self.rows, outcome)
 
 

@@ -18,8 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pairmix_lab import results
-from pairmix_lab.experiments import runs, teacher
-from pairmix_lab.experiments.processes import Processes
+from pairmix_lab.experiments import teacher
+from pairmix_lab.training import runs
+from pairmix_lab.training.processes import Processes
 
 CONFIG = teacher.Config(width=32, steps=30)
 PATIENCE = 120  # seconds, after which something hangs
@@ -68,7 +69,7 @@ def children(process):
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-class HalfOfTheRows(teacher.Experiment):
+class HalfOfTheRows(teacher.Task):
     """What a process would learn from alone."""
 
     def batch(self, step):
@@ -117,7 +118,7 @@ def test_two_processes_come_to_the_same_as_one(tmp_path):
     assert process.returncode == 0, said
     assert "Warning" not in said
     for config in configs.values():
-        runs.run(partial(teacher.Experiment, config), alone, config, "")
+        runs.run(partial(teacher.Task, config), alone, config, "")
         runs.run(partial(HalfOfTheRows, config), half, config, "")
         expected = weights(alone, config)
         assert max(distances(weights(together, config), expected).values()) < TOLERANCE
@@ -162,7 +163,7 @@ def test_two_processes_are_stopped_and_one_goes_on(tmp_path, number):
 
     steps = []
     runs.run(
-        partial(teacher.Experiment, config),
+        partial(teacher.Task, config),
         tmp_path,
         config,
         "",

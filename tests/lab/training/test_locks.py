@@ -12,8 +12,9 @@ from test_kill import forkserver
 from typer.testing import CliRunner
 
 from pairmix_lab import cli
-from pairmix_lab.experiments import runs, teacher
-from pairmix_lab.experiments.checkpoints import CheckpointError
+from pairmix_lab.experiments import teacher
+from pairmix_lab.training import runs
+from pairmix_lab.training.checkpoints import CheckpointError
 
 
 def train_until(out, reached, go_on):
@@ -42,7 +43,7 @@ def training(out):
 
 
 def run(out, **options):
-    return runs.run(partial(teacher.Experiment, CONFIG), out, CONFIG, "", **options)
+    return runs.run(partial(teacher.Task, CONFIG), out, CONFIG, "", **options)
 
 
 def contents(folder):
@@ -86,7 +87,7 @@ def test_a_killed_process_holds_nothing(tmp_path):
 def test_other_runs_in_the_same_folder_go_on(tmp_path):
     other = teacher.Config(width=8, steps=2, batch=4)
     with training(tmp_path):
-        runs.run(partial(teacher.Experiment, other), tmp_path, other, "")
+        runs.run(partial(teacher.Task, other), tmp_path, other, "")
 
 
 def test_the_command_says_who_trains_it(tmp_path):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from pairmix import SPMLinear
-from pairmix_lab.experiments import checkpoints
-from pairmix_lab.experiments.checkpoints import CheckpointError
-from pairmix_lab.experiments.training import make_optimizer, timed_step
+from pairmix_lab.training import checkpoints
+from pairmix_lab.training.checkpoints import CheckpointError
+from pairmix_lab.training.loop import make_optimizer, timed_step
 
 CONFIG = {"lr": 0.01, "seed": 3, "layer": "spm", "stages": None, "steps": 10}
 RECORD = {

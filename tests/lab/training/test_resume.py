@@ -23,9 +23,9 @@ from small_runs import (
 )
 
 from pairmix_lab.experiments import teacher
-from pairmix_lab.experiments.checkpoints import CheckpointError
-from pairmix_lab.experiments.signals import Stopped
-from pairmix_lab.experiments.training import train
+from pairmix_lab.training.checkpoints import CheckpointError
+from pairmix_lab.training.loop import train
+from pairmix_lab.training.signals import Stopped
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -39,9 +39,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path, name):
 
 def test_a_run_may_be_stopped_again_and_again(tmp_path):
     for step in (1, 14, 15, 16, 39, 40):  # the first, about a validation, the last
-        stop_at(step, teacher.Experiment(CONFIG), tmp_path, resume=True)
+        stop_at(step, teacher.Task(CONFIG), tmp_path, resume=True)
         assert stored_step(tmp_path) == step
-    assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True), train(teacher.Experiment(CONFIG)))
+    assert_same(train(teacher.Task(CONFIG), tmp_path, resume=True), train(teacher.Task(CONFIG)))
 
 
 @contextmanager
@@ -58,20 +58,20 @@ def handled(number, handler):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_stop_too_however_often_they_come(tmp_path, number, times):
     with handled(number, lambda *_: crash()), pytest.raises(Stopped):  # so that a failure does not end the tests
-        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, *[partial(interrupt, number)] * times))
+        train(teacher.Task(CONFIG), tmp_path, on_step=at_step(17, *[partial(interrupt, number)] * times))
     assert stored_step(tmp_path) == 17
 
 
 def test_a_hangup_that_is_ignored_stays_so(tmp_path):
     with handled(signal.SIGHUP, signal.SIG_IGN):  # as nohup does
-        trained = train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, partial(interrupt, signal.SIGHUP)))
+        trained = train(teacher.Task(CONFIG), tmp_path, on_step=at_step(17, partial(interrupt, signal.SIGHUP)))
     assert trained.rows[-1]["step"] == 40
 
 
 def test_torchrun_passes_every_signal_on_a_second_time(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.distributed.is_torchelastic_launched", lambda: True)
     with handled(signal.SIGINT, lambda *_: crash()), pytest.raises(Stopped):
-        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
+        train(teacher.Task(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
     assert stored_step(tmp_path) == 17
 
 
@@ -80,13 +80,13 @@ def test_a_signal_at_any_moment_stops_the_run(tmp_path, method, step):
     with pytest.raises(Stopped):
         train(Doing(method, interrupt), tmp_path)
     assert stored_step(tmp_path) == step
-    assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True), train(teacher.Experiment(CONFIG)))
+    assert_same(train(teacher.Task(CONFIG), tmp_path, resume=True), train(teacher.Task(CONFIG)))
 
 
 def test_the_second_ctrl_c_acts_as_usual(tmp_path):
     # A shell lets what it runs with & ignore it.
     with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
-        train(teacher.Experiment(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
+        train(teacher.Task(CONFIG), tmp_path, on_step=at_step(17, interrupt, interrupt))
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
@@ -98,43 +98,43 @@ def test_the_handlers_of_signals_are_put_back(action):
     before, during = handlers(), []
     on_step = at_step(17, lambda: during.extend(handlers()), action)
     with suppress(Stopped, Crash):
-        train(teacher.Experiment(CONFIG), on_step=on_step)
+        train(teacher.Task(CONFIG), on_step=on_step)
     assert handlers() == before
     assert len(during) == 3
     assert not set(during) & set(before)
 
 
 def test_without_resume_an_earlier_run_is_left_alone(tmp_path):
-    stop_at(17, teacher.Experiment(CONFIG), tmp_path)
+    stop_at(17, teacher.Task(CONFIG), tmp_path)
     before, files = (tmp_path / "checkpoint.safetensors").read_bytes(), names(tmp_path)
     with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors is of an earlier run: --resume goes on"):
-        train(teacher.Experiment(CONFIG), tmp_path)
+        train(teacher.Task(CONFIG), tmp_path)
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
     assert names(tmp_path) == files
 
 
 def test_a_run_with_other_settings_is_not_gone_on_with(tmp_path):
-    stop_at(17, teacher.Experiment(CONFIG), tmp_path)
+    stop_at(17, teacher.Task(CONFIG), tmp_path)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     with pytest.raises(CheckpointError, match=r"is of another run: lr is 0\.01 there and 0\.02 here"):
-        train(teacher.Experiment(replace(CONFIG, lr=0.02)), tmp_path, resume=True)
+        train(teacher.Task(replace(CONFIG, lr=0.02)), tmp_path, resume=True)
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
 def test_with_nothing_to_resume_a_run_starts(tmp_path):
-    assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True), train(teacher.Experiment(CONFIG)))
+    assert_same(train(teacher.Task(CONFIG), tmp_path, resume=True), train(teacher.Task(CONFIG)))
 
 
 def test_a_finished_run_is_only_concluded_again(tmp_path):
-    expected = train(teacher.Experiment(CONFIG), tmp_path)
-    assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True, on_step=lambda *_: crash()), expected)
+    expected = train(teacher.Task(CONFIG), tmp_path)
+    assert_same(train(teacher.Task(CONFIG), tmp_path, resume=True, on_step=lambda *_: crash()), expected)
 
 
 def test_checkpoints_are_written_as_often_as_asked(tmp_path):
     seen = []
     folder = tmp_path / "often"
     train(
-        teacher.Experiment(CONFIG),
+        teacher.Task(CONFIG),
         folder,
         save_every=0,
         on_step=lambda step, *_: seen.append(step == 1 or stored_step(folder) == step - 1),
@@ -142,7 +142,7 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path):
     assert seen == [True] * 40
     folder = tmp_path / "seldom"
     train(
-        teacher.Experiment(CONFIG),
+        teacher.Task(CONFIG),
         folder,
         save_every=3600,
         on_step=lambda *_: seen.append((folder / "checkpoint.safetensors").exists()),
@@ -155,18 +155,18 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint_before(
     with pytest.raises(ValueError, match=r"the loss is nan at step 20: a smaller learning rate than 0\.01 may help"):
         train(NotANumber(CONFIG), tmp_path, save_every=0)
     assert stored_step(tmp_path) == 19
-    assert_same(train(teacher.Experiment(CONFIG), tmp_path, resume=True), train(teacher.Experiment(CONFIG)))
+    assert_same(train(teacher.Task(CONFIG), tmp_path, resume=True), train(teacher.Task(CONFIG)))
 
 
 def test_an_interrupted_write_is_swept_away(tmp_path):
-    stop_at(17, teacher.Experiment(CONFIG), tmp_path)
+    stop_at(17, teacher.Task(CONFIG), tmp_path)
     (tmp_path / "checkpoint.safetensorsabc.part").write_bytes(b"half")
-    train(teacher.Experiment(CONFIG), tmp_path, resume=True)
+    train(teacher.Task(CONFIG), tmp_path, resume=True)
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    stop_at(17, teacher.Experiment(CONFIG), None, save_every=0)
-    train(teacher.Experiment(CONFIG), save_every=0)
+    stop_at(17, teacher.Task(CONFIG), None, save_every=0)
+    train(teacher.Task(CONFIG), save_every=0)
     assert names(tmp_path) == []

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pairmix_lab import files, results
-from pairmix_lab.experiments import locks
-from pairmix_lab.experiments.checkpoints import CheckpointError, differences
-from pairmix_lab.experiments.processes import Processes
-from pairmix_lab.experiments.training import Experiment, train
+from pairmix_lab.training import locks
+from pairmix_lab.training.checkpoints import CheckpointError, differences
+from pairmix_lab.training.loop import Task, train
+from pairmix_lab.training.processes import Processes
 
 
 def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mapping[str, str]] = dict) -> bool:
@@ -20,7 +20,7 @@ def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mappi
 
     Args:
         out: the folder of all runs.
-        config: that of the experiment.
+        config: of the run.
         resume: whether a finished run may be there.
         hashes: gives those of the data; called only for a result that has some.
 
@@ -44,25 +44,25 @@ def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mappi
     return True
 
 
-def run(make: Callable[[], Experiment], out: Path, config: Any, command: str, **options: Any) -> dict[str, Any]:
+def run(make: Callable[[], Task], out: Path, config: Any, command: str, **options: Any) -> dict[str, Any]:
     """Train, and write the result; gives what it came to. No other process can train the same run meanwhile.
 
     Args:
-        make: gives the experiment; called only here, as it may have to read its data.
+        make: gives the task; called only here, as it may have to read its data.
         out: the folder of all runs.
-        config: that of the experiment.
+        config: of the run.
         command: what was typed.
         options: of `train`.
 
     Raises:
         CheckpointError: if another process is training this run, and as `train` does.
     """
-    experiment = make()
+    task = make()
     with locks.held(out / config.name):
-        trained = train(experiment, out / config.name, **options)
+        trained = train(task, out / config.name, **options)
         if Processes.of_this_run().is_first:
             path = result_path(out, config)
-            results.save(path, command, asdict(config), trained.rows, trained.outcome, experiment.data)
+            results.save(path, command, asdict(config), trained.rows, trained.outcome, task.data)
             files.sweep(path)
     return trained.outcome
 

@@ -3,7 +3,7 @@
 Each must be refused with a CheckpointError that leaves the run as it was, or come back to the bit. A file is decided by
 its seed alone:
 
-    python tests/lab/experiments/fuzz_checkpoints.py --count 10000 --seed 0
+    python tests/lab/training/fuzz_checkpoints.py --count 10000 --seed 0
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pairmix_lab.experiments import checkpoints, teacher
-from pairmix_lab.experiments.processes import Processes
-from pairmix_lab.experiments.training import Run
+from pairmix_lab.experiments import teacher
+from pairmix_lab.training import checkpoints
+from pairmix_lab.training.loop import Run
+from pairmix_lab.training.processes import Processes
 
 CONFIG = teacher.Config(width=9, steps=40, batch=8, log_every=7, validate_every=15)  # odd: all kinds of parameters
 STEPS = 17
@@ -294,7 +295,7 @@ class Fuzz:
         self.fresh = snapshot(self.run.state)
 
     def _new_run(self) -> Run:
-        return Run(teacher.Experiment(CONFIG), Processes(), None, resume=False)
+        return Run(teacher.Task(CONFIG), Processes(), None, resume=False)
 
     def check(self, seed: int) -> tuple[str, str]:
         """The kind of a file, and what became of it."""

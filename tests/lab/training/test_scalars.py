@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pairmix_lab.experiments import teacher
-from pairmix_lab.experiments.training import train
+from pairmix_lab.training.loop import train
 
 
 def scalars(folder):
@@ -31,7 +31,7 @@ def slow_disk(monkeypatch):
 
 
 def test_tensorboard_shows_the_history(tmp_path):
-    trained = train(teacher.Experiment(CONFIG), tmp_path)
+    trained = train(teacher.Task(CONFIG), tmp_path)
     shown = scalars(tmp_path)
     assert [step for step, _ in shown["train_loss"]] == LOGGED
     assert [step for step, _ in shown["valid_accuracy"]] == VALIDATED
@@ -40,28 +40,28 @@ def test_tensorboard_shows_the_history(tmp_path):
 
 @pytest.mark.usefixtures("slow_disk")
 def test_tensorboard_has_all_up_to_a_stop(tmp_path):
-    stop_at(17, teacher.Experiment(CONFIG), tmp_path)
+    stop_at(17, teacher.Task(CONFIG), tmp_path)
     assert [step for step, _ in scalars(tmp_path)["train_loss"]] == [1, 7, 14, 15]
 
 
 @pytest.mark.usefixtures("slow_disk")
 def test_tensorboard_has_all_up_to_the_checkpoint_after_a_crash(tmp_path):
     with pytest.raises(Crash):
-        train(teacher.Experiment(CONFIG), tmp_path, save_every=0, on_step=at_step(18, crash))
+        train(teacher.Task(CONFIG), tmp_path, save_every=0, on_step=at_step(18, crash))
     assert stored_step(tmp_path) == 17
     assert [step for step, _ in scalars(tmp_path)["train_loss"]] == [1, 7, 14, 15]
 
 
 def test_tensorboard_goes_on_after_a_stop(tmp_path):
-    stop_at(17, teacher.Experiment(CONFIG), tmp_path)
-    resumed = train(teacher.Experiment(CONFIG), tmp_path, resume=True)
+    stop_at(17, teacher.Task(CONFIG), tmp_path)
+    resumed = train(teacher.Task(CONFIG), tmp_path, resume=True)
     assert scalars(tmp_path) == as_scalars(resumed.rows)
 
 
 def test_tensorboard_shows_no_step_twice_that_was_taken_twice(tmp_path):
-    stop_at(17, teacher.Experiment(CONFIG), tmp_path)
+    stop_at(17, teacher.Task(CONFIG), tmp_path)
     with pytest.raises(Crash):
-        train(teacher.Experiment(CONFIG), tmp_path, resume=True, on_step=at_step(33, crash))
+        train(teacher.Task(CONFIG), tmp_path, resume=True, on_step=at_step(33, crash))
     assert scalars(tmp_path)["train_loss"][-1][0] == 30  # past the checkpoint
-    resumed = train(teacher.Experiment(CONFIG), tmp_path, resume=True)
+    resumed = train(teacher.Task(CONFIG), tmp_path, resume=True)
     assert scalars(tmp_path) == as_scalars(resumed.rows)

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from pairmix_lab.experiments import teacher
-from pairmix_lab.experiments.signals import Stopped
-from pairmix_lab.experiments.training import train
+from pairmix_lab.training.loop import train
+from pairmix_lab.training.signals import Stopped
 
 CONFIG = teacher.Config(width=16, steps=40, batch=32, lr=1e-2, log_every=7, validate_every=15)
 LOGGED = [1, 7, 14, 15, 21, 28, 30, 35, 40]
@@ -26,14 +26,14 @@ CONFIGS = {
 }
 
 
-class WithDropout(teacher.Experiment):
+class WithDropout(teacher.Task):
     """Draws from torch's random state in every step."""
 
     def build(self):
         return nn.Sequential(*super().build(), nn.Dropout(0.1))
 
 
-class NotANumber(teacher.Experiment):
+class NotANumber(teacher.Task):
     """Has one bad batch."""
 
     def batch(self, step):
@@ -41,7 +41,7 @@ class NotANumber(teacher.Experiment):
         return inputs * (math.nan if step == 20 else 1), labels
 
 
-class Doing(teacher.Experiment):
+class Doing(teacher.Task):
     """Calls a function before one of its methods."""
 
     def __init__(self, method, action):
@@ -50,7 +50,7 @@ class Doing(teacher.Experiment):
         setattr(self, method, lambda *arguments: (action(), then(*arguments))[1])
 
 
-EXPERIMENTS = {name: partial(teacher.Experiment, config) for name, config in CONFIGS.items()}
+EXPERIMENTS = {name: partial(teacher.Task, config) for name, config in CONFIGS.items()}
 EXPERIMENTS["with dropout"] = partial(WithDropout, CONFIG)
 
 

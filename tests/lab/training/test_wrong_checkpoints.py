@@ -13,8 +13,8 @@ from safetensors.torch import load, save_file
 from small_checkpoints import CONFIG, RECORD, all_tensors, assert_same_bits, new_state, refusal, stored_in
 from torch import nn
 
-from pairmix_lab.experiments import checkpoints
-from pairmix_lab.experiments.checkpoints import CheckpointError
+from pairmix_lab.training import checkpoints
+from pairmix_lab.training.checkpoints import CheckpointError
 
 
 @pytest.fixture

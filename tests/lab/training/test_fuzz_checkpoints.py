@@ -5,7 +5,7 @@ import signal
 
 import fuzz_checkpoints
 
-from pairmix_lab.experiments import checkpoints
+from pairmix_lab.training import checkpoints
 
 
 def test_damaged_and_forged_checkpoints():

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from pairmix_lab import results
-from pairmix_lab.experiments import runs, teacher
+from pairmix_lab.experiments import teacher
+from pairmix_lab.training import runs
 
 CONFIG = teacher.Config(layer="spm", width=32, steps=1000, batch=32)
 KILLS = 10
@@ -26,7 +27,7 @@ ALWAYS, NEVER = 0, 3600  # seconds between checkpoints
 forkserver = multiprocessing.get_context("forkserver")  # imports once: a new process is there in a moment
 forkserver.set_forkserver_preload(
     [
-        "pairmix_lab.experiments.runs",
+        "pairmix_lab.training.runs",
         "pairmix_lab.experiments.teacher",
         "tensorboard.summary.writer.record_writer",
         "torch._dynamo",  # which the first optimizer imports
@@ -39,7 +40,7 @@ def run(out, save_every=NEVER, die_at=None):
     torch.set_num_threads(1)
     if die_at is not None:
         die_at_call(*die_at)
-    runs.run(partial(teacher.Experiment, CONFIG), out, CONFIG, "the command", resume=True, save_every=save_every)
+    runs.run(partial(teacher.Task, CONFIG), out, CONFIG, "the command", resume=True, save_every=save_every)
 
 
 def die_at_call(name, count):

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pairmix_lab.experiments.checkpoints import CheckpointError
-from pairmix_lab.experiments.processes import Processes
+from pairmix_lab.training.checkpoints import CheckpointError
+from pairmix_lab.training.processes import Processes
 
 try:
     import fcntl

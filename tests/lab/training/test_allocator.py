@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from pairmix_lab.experiments import allocator
+from pairmix_lab.training import allocator
 
 FAULTS = """
 import resource, sys, torch
-from pairmix_lab.experiments import allocator
+from pairmix_lab.training import allocator
 if sys.argv[1] == "keep":
     allocator.keep_freed_memory()
 for _ in range(20):  # the first few still make the heap grow

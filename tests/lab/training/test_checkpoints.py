@@ -11,8 +11,8 @@ from torch import nn
 
 from pairmix import SPMLinear
 from pairmix.schedule import Schedule
-from pairmix_lab.experiments import checkpoints
-from pairmix_lab.experiments.checkpoints import CheckpointError
+from pairmix_lab.training import checkpoints
+from pairmix_lab.training.checkpoints import CheckpointError
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ FULL_DISK = """
 import pathlib, sys
 import torch
 from torch import nn
-from pairmix_lab.experiments import checkpoints
-from pairmix_lab.experiments.training import make_optimizer, timed_step
+from pairmix_lab.training import checkpoints
+from pairmix_lab.training.loop import make_optimizer, timed_step
 
 path = pathlib.Path(sys.argv[1]) / "checkpoint.safetensors"
 

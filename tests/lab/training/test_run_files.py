@@ -8,20 +8,21 @@ import pytest
 from small_runs import CONFIG, at_step, interrupt, names, stored_step, without_times
 
 from pairmix_lab import results
-from pairmix_lab.experiments import runs, teacher
-from pairmix_lab.experiments.checkpoints import CheckpointError
-from pairmix_lab.experiments.signals import Stopped
-from pairmix_lab.experiments.training import train
+from pairmix_lab.experiments import teacher
+from pairmix_lab.training import runs
+from pairmix_lab.training.checkpoints import CheckpointError
+from pairmix_lab.training.loop import train
+from pairmix_lab.training.signals import Stopped
 
 
 def run(out, config=CONFIG, **options):
-    return runs.run(partial(teacher.Experiment, config), out, config, "the command", **options)
+    return runs.run(partial(teacher.Task, config), out, config, "the command", **options)
 
 
 def test_a_run_leaves_its_result(tmp_path):
     outcome = run(tmp_path)
     result = results.load(tmp_path / f"{CONFIG.name}.json")
-    expected = train(teacher.Experiment(CONFIG))
+    expected = train(teacher.Task(CONFIG))
     assert result["command"] == "the command"
     assert result["config"] == asdict(CONFIG)
     assert result["outcome"] == outcome
@@ -59,7 +60,7 @@ def test_a_finished_run_with_other_settings_is_refused_with_the_differences(tmp_
     assert f"{CONFIG.name}.json is of another run: {differences}" in str(refused.value)
 
 
-class WithData(teacher.Experiment):
+class WithData(teacher.Task):
     """Says that it learns from a file."""
 
     def __init__(self, config, digest):

@@ -10,7 +10,7 @@ from small_runs import CONFIG, CONFIGS, EXPERIMENTS, LOGGED, VALIDATED, assert_s
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pairmix_lab.experiments import teacher
-from pairmix_lab.experiments.training import Recipe, train
+from pairmix_lab.training.loop import Recipe, train
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -25,7 +25,7 @@ def test_it_learns(name):
 def test_the_history_sums_up_the_steps_since_the_row_before():
     losses, times = [], []
     trained = train(
-        teacher.Experiment(CONFIG), on_step=lambda step, loss, ms: (losses.append((step, loss)), times.append(ms))
+        teacher.Task(CONFIG), on_step=lambda step, loss, ms: (losses.append((step, loss)), times.append(ms))
     )
     assert [step for step, _ in losses] == list(range(1, 41))
     assert [row["step"] for row in trained.rows] == LOGGED
@@ -37,7 +37,7 @@ def test_the_history_sums_up_the_steps_since_the_row_before():
 
 
 def test_the_outcome_is_complete():
-    trained = train(teacher.Experiment(CONFIG))
+    trained = train(teacher.Task(CONFIG))
     measured = {"ms_per_step", "test_loss", "test_accuracy", "mixer_parameters"}
     assert {name: value for name, value in trained.outcome.items() if name not in measured} == {
         "step": 40,
@@ -48,9 +48,9 @@ def test_the_outcome_is_complete():
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another():
-    first, again = (train(teacher.Experiment(CONFIG)) for _ in range(2))
+    first, again = (train(teacher.Task(CONFIG)) for _ in range(2))
     assert_same(again, first)
-    other = train(teacher.Experiment(replace(CONFIG, seed=1)))
+    other = train(teacher.Task(replace(CONFIG, seed=1)))
     assert not torch.equal(other.model[2].weight, first.model[2].weight)
 
 
@@ -73,8 +73,8 @@ def test_every_step_is_taken_with_its_rate_also_after_a_stop(tmp_path):
     rates = []
     hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     try:
-        stop_at(17, teacher.Experiment(CONFIG), tmp_path)
-        train(teacher.Experiment(CONFIG), tmp_path, resume=True)
+        stop_at(17, teacher.Task(CONFIG), tmp_path)
+        train(teacher.Task(CONFIG), tmp_path, resume=True)
     finally:
         hook.remove()
     assert rates == [CONFIG.lr_at(step) for step in range(1, 41)]

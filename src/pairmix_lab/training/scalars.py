@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pairmix_lab.experiments.checkpoints import CheckpointError
+from pairmix_lab.training.checkpoints import CheckpointError
 
 
 class Scalars:
