@@ -29,7 +29,7 @@ class CheckpointError(Exception):
 
 @dataclass
 class State:
-    """What a run has come to.
+    """The state of a run between two steps.
 
     Attributes:
         model: its weights.

@@ -1,7 +1,7 @@
-"""Train a model, step by step, so that it can be stopped, killed and gone on with at any moment.
+"""Train a model, step by step, so that it can be stopped or killed at any moment, and resumed.
 
-A batch is a function of the seed and the step alone, and so is the learning rate. A run that goes on from a checkpoint
-therefore does what it would have done anyway, to the last bit.
+A batch is a function of the seed and the step alone, and so is the learning rate. A run that is resumed from a
+checkpoint therefore gives the same result as one that was never stopped, to the last bit.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Task(Protocol):
 
     @property
     def data(self) -> Mapping[str, str]:
-        """The files that it reads, such as "agnews/train.csv", with their hashes "sha256:..."."""
+        """The files that it reads, such as "NAME/FILE", with their hashes "sha256:..."."""
 
     def build(self) -> nn.Module:
         """The model before training, from torch's random state."""
@@ -102,12 +102,12 @@ class Task(Protocol):
         """How well the model does on data that it does not learn from."""
 
     def conclude(self, model: nn.Module) -> dict[str, Any]:
-        """What is said of the trained model in the end."""
+        """The outcome: what the result says of the trained model."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: its history, and what it came to."""
+    """A finished run: its history and its outcome."""
 
     model: nn.Module
     rows: list[dict[str, Any]]
@@ -127,7 +127,7 @@ def train(
     Args:
         task: the model and the data.
         folder: where checkpoints and TensorBoard's scalars go; None for nowhere.
-        resume: go on from the checkpoint in the folder, if there is one. Without it a checkpoint there is an error.
+        resume: continue from the checkpoint in the folder, if there is one. If false, a checkpoint there is an error.
         save_every: seconds between checkpoints.
         on_step: called after every step.
 
@@ -218,7 +218,7 @@ class Run:
             checkpoints.store(self.checkpoint, self.state, self.description)
 
     def finish(self) -> Trained:
-        """Write the last checkpoint and say what the run came to."""
+        """Write the last checkpoint and give the outcome."""
         self.store()
         outcome = {
             "step": self.state.step,

@@ -45,13 +45,13 @@ def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mappi
 
 
 def run(make: Callable[[], Task], out: Path, config: Any, command: str, **options: Any) -> dict[str, Any]:
-    """Train, and write the result; gives what it came to. No other process can train the same run meanwhile.
+    """Train, write the result and give the outcome. No other process can train the same run meanwhile.
 
     Args:
         make: gives the task; called only here, as it may have to read its data.
         out: the folder of all runs.
         config: of the run.
-        command: what was typed.
+        command: the command line, for the result.
         options: of `train`.
 
     Raises:

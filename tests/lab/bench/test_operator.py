@@ -19,19 +19,20 @@ from pairmix_lab.bench import (
     operator_scaling,
     operator_variants,
 )
-from pairmix_lab.bench.contenders import (
+from pairmix_lab.bench.memory import peak_of_training
+from pairmix_lab.bench.operator_variants import Kind
+from pairmix_lab.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
+from pairmix_lab.contenders import (
     DENSE,
     LOW_RANK,
-    LOW_RANK_64,
+    RANK_64,
     SPM,
-    Kind,
+    LowRank,
     Monarch,
-    contenders,
+    count_parameters,
     divisor_near_root,
+    timed_at,
 )
-from pairmix_lab.bench.memory import peak_of_training
-from pairmix_lab.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
-from pairmix_lab.experiments.layers import LowRank, count_parameters
 from pairmix_lab.report import tables
 
 TINY = {"seconds": 0.0, "threads": (1,)}
@@ -120,13 +121,13 @@ def test_threads_are_restored():
 class TestContenders:
     def test_low_rank_has_the_size_of_spm_rounded_up(self):
         for n in (64, 100, 129):
-            builds = contenders(n)
-            spm, low_rank = count_parameters(builds[SPM]()), count_parameters(builds[LOW_RANK]())
+            builds = timed_at(n)
+            spm, low_rank = count_parameters(builds[SPM.key]()), count_parameters(builds[LOW_RANK.key]())
             assert 0 <= low_rank - spm < 2 * n
 
     def test_rank_64_only_where_it_is_low(self):
-        assert LOW_RANK_64 not in contenders(128)
-        assert count_parameters(contenders(130)[LOW_RANK_64]()) == 2 * 64 * 130 + 130
+        assert RANK_64.key not in timed_at(128)
+        assert count_parameters(timed_at(130)[RANK_64.key]()) == 2 * 64 * 130 + 130
 
     @pytest.mark.parametrize(("n", "blocks"), [(64, 8), (512, 16), (1000, 25), (7, 1)])
     def test_blocks_of_monarch(self, n, blocks):
@@ -144,7 +145,7 @@ class TestContenders:
         assert_agrees(layer(x), plain)
 
     def test_all_run(self):
-        for name, build in contenders(32).items():
+        for name, build in timed_at(32).items():
             assert build()(torch.randn(3, 32)).shape == (3, 32), name
 
     def test_names_of_kinds(self):
@@ -225,16 +226,16 @@ class TestBounds:
         monkeypatch.setattr(ops.cpu, "multiply_adds_per_second", lambda: 1e9)
         rows = list(operator.run(operator.Config(widths=(8,), batch=4, **TINY)))
         assert seen == {task: {"copy", "multiply_adds"} for task in ("train", "inference")}
-        (spm,) = (row for row in rows if row["layer"] == SPM)
+        (spm,) = (row for row in rows if row["layer"] == SPM.key)
         assert spm["train"]["multiply_adds_per_second"] == 1e9
 
     def test_the_table_shows_no_share_of_a_disturbed_bound(self):
         share = {"multiply_adds_per_second": 1e9, "bytes_per_second": 1e9, "of_arithmetic": 0.5, "of_bandwidth": 1.25}
         row = {"n": 8, "threads": 1, "train": {**share, "disturbed_bounds": ["bandwidth"]}, "inference": share}
-        table = tables.operator_bounds([row])
+        table = operator.bounds_table([row])
         assert table[1][3:] == ["50%", "disturbed", "50%", "125%"]
         assert tables.markdown(table).endswith("\n\n" + tables.DISTURBED_NOTE)
-        assert tables.DISTURBED_NOTE not in tables.markdown(tables.operator_bounds([row | {"train": share}]))
+        assert tables.DISTURBED_NOTE not in tables.markdown(operator.bounds_table([row | {"train": share}]))
 
 
 def check_measured(measured, *names):
@@ -246,13 +247,13 @@ def check_measured(measured, *names):
 class TestRows:
     def test_operator(self):
         rows = list(operator.run(operator.Config(widths=(130,), batch=4, **TINY)))
-        assert [row["layer"] for row in rows] == list(contenders(130))
+        assert [row["layer"] for row in rows] == list(timed_at(130))
         for row in rows:
             assert row.keys() >= {"threads", "impl", "n", "batch", "parameters", "bytes_kept", "peak_bytes"}
-            assert (row["train"].keys() >= {"of_arithmetic", "of_bandwidth"}) == (row["layer"] == SPM)
+            assert (row["train"].keys() >= {"of_arithmetic", "of_bandwidth"}) == (row["layer"] == SPM.key)
             for task in ("train", "inference"):
                 check_measured(row[task], "speedup")
-                assert row["layer"] != DENSE or row[task]["speedup"] == 1
+                assert row["layer"] != DENSE.key or row[task]["speedup"] == 1
 
     def test_grid_leaves_out_what_takes_too_long(self):
         config = operator_grid.Config(widths=(8,), batches=(1, 4), schedules=("butterfly", "brick"), **TINY)
@@ -266,7 +267,7 @@ class TestRows:
 
     def test_latency(self):
         rows = list(operator_latency.run(operator_latency.Config(widths=(8,), **TINY)))
-        assert [row["layer"] for row in rows] == [DENSE, SPM, LOW_RANK]
+        assert [row["layer"] for row in rows] == [DENSE.key, SPM.key, LOW_RANK.key]
         check_measured(rows[1]["inference"], "speedup")
 
     def test_scaling(self):

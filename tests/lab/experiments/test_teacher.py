@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pairmix.schedule import Schedule
-from pairmix_lab.cli.train import grid
-from pairmix_lab.experiments.layers import LAYERS
+from pairmix_lab.contenders import TRAINED
+from pairmix_lab.experiments.options import grid
 from pairmix_lab.experiments.teacher import PAIRINGS, Config, Task, Teacher
 from pairmix_lab.training.loop import train
 
@@ -121,7 +121,7 @@ def test_the_other_pairing_has_other_pairs(stages):
 
 def test_every_config_of_a_grid_has_a_name_of_its_own():
     options = {"width": (8, 16), "angle_std": (0.0, 0.1, 1.0, "uniform"), "seed": (0, 10)}
-    configs = grid(Config, layer=tuple(LAYERS), block=("general", "rotation"), pairing=tuple(PAIRINGS), **options)
+    configs = grid(Config, layer=tuple(TRAINED), block=("general", "rotation"), pairing=tuple(PAIRINGS), **options)
     assert len(configs) == 2 * 4 * 2 * (3 + 4)
     assert len({config.name for config in configs}) == len(configs)
 

@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from statistics import mean
 from typing import Any
 
+from matplotlib.figure import Figure
 from torch import nn
 
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import INITS, near_identity_
+from pairmix_lab.contenders import SPM, labelled
 from pairmix_lab.experiments import teacher
+from pairmix_lab.report.pictures import styled
+from pairmix_lab.report.tables import Rows, Table, distinct
 from pairmix_lab.training.loop import train
 
 
@@ -71,3 +76,43 @@ def run(config: Config) -> Iterator[dict[str, Any]]:
             "accuracy": trained.outcome["test_accuracy"],
             "final_loss": trained.rows[-1]["train_loss"],
         }
+
+
+def table(rows: Rows) -> Table:
+    """The mean accuracy over seeds from each initialisation: a column for each teacher and block."""
+    columns = distinct((row["teacher_angle_std"], row["block"]) for row in rows)
+    header = ["init", *(f"teacher {std}, {block}" for std, block in columns)]
+    lines = []
+    for init in distinct(row["init"] for row in rows):
+        cells = [
+            mean(
+                row["accuracy"] for row in rows if (row["init"], row["teacher_angle_std"], row["block"]) == (init, *key)
+            )
+            for key in columns
+        ]
+        lines.append([init, *(f"{cell:.3f}" for cell in cells)])
+    return [header, *lines]
+
+
+@styled
+def picture(rows: Rows) -> Figure:
+    """Accuracy after training from each initialisation: a panel per teacher, a colour per block, a dot per seed."""
+    teachers = sorted({row["teacher_angle_std"] for row in rows})
+    inits, blocks = distinct(row["init"] for row in rows), distinct(row["block"] for row in rows)
+    figure = Figure(figsize=(5 * len(teachers), 4))
+    panels = figure.subplots(1, len(teachers), sharey=True, squeeze=False)
+    for axes, std in zip(panels[0], teachers, strict=True):
+        for number, block in enumerate(blocks):
+            chosen = [row for row in rows if (row["teacher_angle_std"], row["block"]) == (std, block)]
+            heights = [inits.index(row["init"]) + 0.2 * (number - 0.5) for row in chosen]
+            look = labelled(SPM.label if block == "general" else f"{SPM.label}, {block}")
+            axes.plot([row["accuracy"] for row in chosen], heights, "o", color=look.color, alpha=0.7, label=block)
+        axes.set(title=f"teacher with angles of std {std}", xlabel="test accuracy")
+        axes.set_yticks(range(len(inits)), inits)
+        axes.grid(visible=False, axis="y")
+    panels[0, 0].invert_yaxis()  # shared, so once for all
+    panels[0, 0].legend()
+    return figure
+
+
+TABLES = {"init": table}

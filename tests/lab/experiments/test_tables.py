@@ -3,9 +3,11 @@ import math
 import pytest
 from synthetic import agnews, result, shakespeare, step_time, steps, teacher
 
-from pairmix_lab.report import experiments, notes, paper
-from pairmix_lab.report.runs import Case
-from pairmix_lab.report.summary import headline, headline_case
+from pairmix_lab.experiments.agnews import EXPERIMENT as AGNEWS
+from pairmix_lab.experiments.shakespeare import EXPERIMENT as SHAKESPEARE
+from pairmix_lab.experiments.teacher import EXPERIMENT as TEACHER
+from pairmix_lab.report import notes
+from pairmix_lab.report.experiment import Case
 
 
 def cells(table, first):
@@ -19,7 +21,7 @@ def cells(table, first):
 def test_accuracy_is_the_mean_and_the_deviation_over_seeds(collected):
     dense = [teacher("dense", accuracy=accuracy, seed=seed) for seed, accuracy in enumerate((0.60, 0.62, 0.64))]
     spm = [teacher("spm", accuracy=accuracy, seed=seed) for seed, accuracy in enumerate((0.90, 0.93, 0.96))]
-    line = cells(experiments.accuracy(collected(*dense, *spm), "teacher"), "256")
+    line = cells(TEACHER.accuracy(collected(*dense, *spm)), "256")
     assert line == {
         "n": "256",
         **{"paper: dense": "77.30", "paper: SPM": "99.41", "paper: gap": "+22.11"},
@@ -29,7 +31,7 @@ def test_accuracy_is_the_mean_and_the_deviation_over_seeds(collected):
 
 
 def test_what_was_not_run_is_a_dash_and_what_the_paper_lacks_too(collected):
-    table = experiments.accuracy(collected(teacher("spm", accuracy=0.9, width=128)), "teacher")
+    table = TEACHER.accuracy(collected(teacher("spm", accuracy=0.9, width=128)))
     assert [line[0] for line in table[1:]] == ["128", "256", "512", "1,024", "2,048"]
     assert list(cells(table, "128").values()) == ["128", "-", "-", "-", "-", "90.00", "-", "1"]
     assert list(cells(table, "256").values())[4:] == ["-", "-", "-", "-"]
@@ -38,21 +40,21 @@ def test_what_was_not_run_is_a_dash_and_what_the_paper_lacks_too(collected):
 def test_the_gap_is_of_seeds_that_both_have(collected):
     spm = [teacher("spm", accuracy=0.5 + seed / 10, seed=seed) for seed in range(3)]
     together = collected(teacher("dense", accuracy=0.4, seed=1), *spm)
-    assert cells(experiments.accuracy(together, "teacher"), "256")["ours: gap"] == "+20.00"
-    assert cells(experiments.accuracy(together, "teacher"), "256")["seeds"] == "1, SPM 3"
+    assert cells(TEACHER.accuracy(together), "256")["ours: gap"] == "+20.00"
+    assert cells(TEACHER.accuracy(together), "256")["seeds"] == "1, SPM 3"
     apart = collected(teacher("dense", accuracy=0.7, seed=9), *spm)
-    assert cells(experiments.accuracy(apart, "teacher"), "256")["ours: gap"] == "-10.00"
+    assert cells(TEACHER.accuracy(apart), "256")["ours: gap"] == "-10.00"
 
 
 def test_other_layers_have_columns_where_they_ran(collected):
     layers = {"lowrank": 0.88, "identity": 0.87, "softmax": 0.86}
     runs = collected(agnews(width=65536), *(agnews(layer, accuracy=a, width=4096) for layer, a in layers.items()))
-    line = cells(experiments.accuracy(runs, "agnews"), "4,096")
+    line = cells(AGNEWS.accuracy(runs), "4,096")
     assert [line[f"ours: {name}"] for name in ("low rank", "dense from identity", "softmax only")] == [
         *("88.00", "87.00", "86.00")
     ]
-    assert cells(experiments.accuracy(runs, "agnews"), "65,536")["ours: low rank"] == "-"
-    assert not any("softmax" in title for title in experiments.cost(runs, "agnews")[0] if "parameters" in title)
+    assert cells(AGNEWS.accuracy(runs), "65,536")["ours: low rank"] == "-"
+    assert not any("softmax" in title for title in AGNEWS.cost(runs)[0] if "parameters" in title)
 
 
 def test_times_measured_in_turns_win_and_others_are_marked(collected):
@@ -65,7 +67,7 @@ def test_times_measured_in_turns_win_and_others_are_marked(collected):
         teacher("spm", ms=50.0, width=512, seed=1),
         steps(step_time("teacher", "dense", 2.0, 1.0), step_time("teacher", "spm", 1.6, 1.25)),
     )
-    table = experiments.cost(runs, "teacher")
+    table = TEACHER.cost(runs)
     line = cells(table, "256")
     assert [line[f"paper, ms: {name}"] for name in ("dense", "SPM", "dense / SPM")] == ["2.775", "5.396", "0.514"]
     assert [line[f"ours, ms: {name}"] for name in ("dense", "SPM", "low rank")] == ["2.00", "1.60", "4.00†"]
@@ -78,14 +80,14 @@ def test_times_measured_in_turns_win_and_others_are_marked(collected):
 def test_a_ratio_never_mixes_times_of_two_kinds(collected):
     """SPM was timed on a quiet machine, dense only in training: the ratio is of training."""
     runs = collected(teacher("dense", ms=8.0), teacher("spm", ms=4.0), steps(step_time("teacher", "spm", 1.0)))
-    line = cells(experiments.cost(runs, "teacher"), "256")
+    line = cells(TEACHER.cost(runs), "256")
     assert (line["ours, ms: SPM"], line["ours, ms: dense / SPM"]) == ("1.00", "2.00†")
 
 
 def test_a_width_that_was_only_timed_has_a_cost(collected):
     runs = collected(agnews(width=2048), steps(step_time("agnews", "spm", 5.0, width=8192)))
-    assert cells(experiments.cost(runs, "agnews"), "8,192")["ours, ms: SPM"] == "5.00"
-    assert [line[0] for line in experiments.accuracy(runs, "agnews")[1:]] == ["2,048", "4,096"]
+    assert cells(AGNEWS.cost(runs), "8,192")["ours, ms: SPM"] == "5.00"
+    assert [line[0] for line in AGNEWS.accuracy(runs)[1:]] == ["2,048", "4,096"]
 
 
 def test_the_main_table_of_the_teacher_has_no_variants(collected):
@@ -93,9 +95,9 @@ def test_the_main_table_of_the_teacher_has_no_variants(collected):
         teacher(accuracy=0.9), teacher(accuracy=0.8, block="rotation"), teacher(accuracy=0.7, pairing="other"),
         teacher(accuracy=0.6, angle_std="uniform"), teacher(accuracy=0.5, width=512),
     )  # fmt: skip
-    assert cells(experiments.accuracy(runs, "teacher"), "256")["ours: SPM"] == "90.00"
-    assert not any("rotation" in title or "pairs" in title for title in experiments.accuracy(runs, "teacher")[0])
-    table = experiments.teacher_axis(runs)
+    assert cells(TEACHER.accuracy(runs), "256")["ours: SPM"] == "90.00"
+    assert not any("rotation" in title or "pairs" in title for title in TEACHER.accuracy(runs)[0])
+    table = TEACHER.axis(runs)
     assert [line[:2] for line in table[1:]] == [["256", "0.1"], ["256", "uniform"]]
     line = cells(table, ("256", "0.1"))
     assert [line[f"SPM, {name}"] for name in ("teacher's pairs: general", "teacher's pairs: rotation")] == [
@@ -105,7 +107,8 @@ def test_the_main_table_of_the_teacher_has_no_variants(collected):
 
 
 def test_no_axis_for_the_main_comparison_alone(collected):
-    assert len(experiments.teacher_axis(collected(teacher(), teacher("dense")))) == 1
+    tables = TEACHER.tables(collected(teacher(), teacher("dense")))
+    assert [table.name for table in tables] == ["teacher-accuracy", "teacher-cost"]
 
 
 def test_shakespeare_in_the_end(collected):
@@ -114,7 +117,7 @@ def test_shakespeare_in_the_end(collected):
         *(shakespeare("spm", bpc=bpc, steps=800, seed=seed) for seed, bpc in enumerate((2.8, 3.0))),
         steps(step_time("shakespeare", "spm", 90.0, 10.0, width=4096, batch=32, cell="gru")),
     )
-    table = experiments.shakespeare(runs)
+    table = SHAKESPEARE.ends(runs)
     assert cells(table, "SPM, paper")["BPC"] == "2.98"
     assert cells(table, "SPM, paper")["dense / this"] == "3.81"
     line = cells(table, "SPM")
@@ -126,7 +129,7 @@ def test_shakespeare_in_the_end(collected):
 def test_a_network_that_was_only_timed_stands_among_the_others(collected):
     times = step_time("shakespeare", "torch.nn.RNN", 80.0, 1.25, width=4096, batch=32, cell="rnn")
     runs = collected(shakespeare("dense", cell="rnn"), shakespeare("spm", cell="gru"), steps(times))
-    assert cells(experiments.shakespeare(runs), "torch.nn.RNN") == {
+    assert cells(SHAKESPEARE.ends(runs), "torch.nn.RNN") == {
         **{"layer": "torch.nn.RNN", "cell": "rnn", "n": "4,096", "steps": "-", "seeds": "-", "NLL": "-", "BPC": "-"},
         **{"ms per step": "80.0", "dense / this": "1.25 (1.19 to 1.31)", "parameters": "-"},
     }
@@ -134,8 +137,8 @@ def test_a_network_that_was_only_timed_stands_among_the_others(collected):
 
 def test_shakespeare_by_step(collected):
     runs = collected(shakespeare("dense", bpc=3.0, steps=200), shakespeare("spm", bpc=2.0, steps=400))
-    (case,) = runs.cases("shakespeare")
-    table = experiments.shakespeare_steps(runs, case)
+    (case,) = runs.cases(SHAKESPEARE)
+    table = SHAKESPEARE.by_step(runs, case)
     assert [line[0] for line in table[1:]] == ["1", "200", "400", "600", "800", "1,000"]
     line = cells(table, "400")
     assert [line[f"paper, SPM: {name}"] for name in ("NLL", "BPC", "ms")] == ["2.87", "4.14", "5,729"]
@@ -143,31 +146,30 @@ def test_shakespeare_by_step(collected):
     assert [line[f"ours, SPM: {name}"] for name in ("NLL", "BPC")] == [f"{bits * math.log(2):.3f}", f"{bits:.3f}"]
     assert line["ours, dense: NLL"] == "-"
     narrow = collected(shakespeare(width=64))
-    assert experiments.shakespeare_steps(narrow, narrow.cases("shakespeare")[0])[0] == [
+    assert SHAKESPEARE.by_step(narrow, narrow.cases(SHAKESPEARE)[0])[0] == [
         *("step", "ours, SPM: NLL", "ours, SPM: BPC")
     ]
 
 
 def test_a_run_that_diverged_is_shown(collected):
     runs = collected(*(shakespeare(bpc=bpc, seed=seed) for seed, bpc in enumerate((3.0, math.nan))))
-    assert cells(experiments.shakespeare(runs), "SPM")["BPC"] == "nan ± nan"
+    assert cells(SHAKESPEARE.ends(runs), "SPM")["BPC"] == "nan ± nan"
 
 
 def test_the_headline_is_of_the_widest_comparison_with_the_paper(collected):
     runs = collected(
         *(teacher(layer, width=width) for layer in ("dense", "spm") for width in (256, 512, 600)), teacher(width=2048)
     )
-    assert headline_case(runs, "teacher") == Case("teacher", 512, 0.1)
+    assert TEACHER.headline_case(runs) == Case("teacher", 512, 0.1)
     only_one = collected(teacher(width=64, angle_std=0.5))
-    assert headline(only_one, "teacher").title == "Compositional teacher, n = 64, angles 0.5"
-    assert headline(only_one, "teacher").table[1] == ["dense, %", "-", "-"]
-    assert (headline(only_one, "teacher").gap[0], headline(only_one, "teacher").ratio) == ("-", "-")
+    assert TEACHER.headline(only_one).title == "Compositional teacher, n = 64, angles 0.5"
+    assert TEACHER.headline(only_one).table[1] == ["dense, %", "-", "-"]
+    assert (TEACHER.headline(only_one).gap[0], TEACHER.headline(only_one).ratio) == ("-", "-")
 
 
 def test_the_headline_of_shakespeare_compares_equal_steps(collected):
-    found = headline(
-        collected(shakespeare("dense", bpc=3.0, ms=50, steps=400), shakespeare("spm", bpc=2.5, ms=10, steps=2000)),
-        "shakespeare",
+    found = SHAKESPEARE.headline(
+        collected(shakespeare("dense", bpc=3.0, ms=50, steps=400), shakespeare("spm", bpc=2.5, ms=10, steps=2000))
     )
     assert found.gap == ("-0.50", "bits per character")
     assert found.ratio == "5.00"
@@ -222,8 +224,8 @@ def test_every_machine_and_commit_is_named(collected):
     assert by_name["data"] == ["agnews/train.csv sha256:01", "-"]
 
 
-@pytest.mark.parametrize("experiment", paper.CLASSIFIED)
+@pytest.mark.parametrize("experiment", [TEACHER, AGNEWS], ids=lambda experiment: experiment.name)
 def test_the_papers_own_ratios_come_out(experiment):
-    printed = {256: 0.51, 512: 1.07, 1024: 1.81, 2048: 3.42 if experiment == "teacher" else 3.63, 4096: 7.03}
-    for width, layers in paper.CLASSIFIED[experiment].items():
+    printed = {256: 0.51, 512: 1.07, 1024: 1.81, 2048: 3.42 if experiment is TEACHER else 3.63, 4096: 7.03}
+    for width, layers in experiment.paper.items():
         assert round(layers["dense"].ms / layers["SPM"].ms, 2) == printed[width]
