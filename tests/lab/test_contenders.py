@@ -4,9 +4,23 @@ import pytest
 import torch
 from torch import nn
 
+from oracle import assert_agrees
 from pairmix import SPMLinear
 from pairmix_lab import contenders
-from pairmix_lab.contenders import CONTENDERS, TRAINED, count_parameters, make, named, of_config, timed_at
+from pairmix_lab.contenders import (
+    CONTENDERS,
+    LOW_RANK,
+    RANK_64,
+    SPM,
+    TRAINED,
+    Monarch,
+    count_parameters,
+    divisor_near_root,
+    make,
+    named,
+    of_config,
+    timed_at,
+)
 
 WIDTHS = (1, 2, 7, 64, 100, 129)
 
@@ -127,3 +141,37 @@ def test_building_a_timed_layer_makes_no_other_layer(monkeypatch):
     monkeypatch.setattr(contenders, "equal_rank", lambda *arguments, **options: pytest.fail("built an SPM to compare"))
     for build in builds.values():
         build()
+
+
+def test_a_timed_low_rank_has_the_size_of_spm_rounded_up():
+    for n in (64, 100, 129):
+        builds = timed_at(n)
+        spm, low_rank = count_parameters(builds[SPM.key]()), count_parameters(builds[LOW_RANK.key]())
+        assert 0 <= low_rank - spm < 2 * n
+
+
+def test_rank_64_only_where_it_is_low():
+    assert RANK_64.key not in timed_at(128)
+    assert count_parameters(timed_at(130)[RANK_64.key]()) == 2 * 64 * 130 + 130
+
+
+@pytest.mark.parametrize(("n", "blocks"), [(64, 8), (512, 16), (1000, 25), (7, 1)])
+def test_blocks_of_monarch(n, blocks):
+    assert divisor_near_root(n) == blocks
+
+
+def test_monarch_is_two_block_diagonal_matrices():
+    layer = Monarch(12)  # blocks of 4, then of 3
+    x = torch.randn(5, 12)
+
+    def plain(dtype):
+        first, second = (torch.block_diag(*factor).to(dtype) for factor in (layer.first, layer.second))
+        between = (x.to(dtype) @ first).view(5, 3, 4).transpose(1, 2).reshape(5, 12) @ second
+        return between.view(5, 4, 3).reshape(5, 12) + layer.bias.to(dtype)
+
+    assert_agrees(layer(x), plain)
+
+
+def test_every_timed_layer_runs():
+    for name, build in timed_at(32).items():
+        assert build()(torch.randn(3, 32)).shape == (3, 32), name
