@@ -153,6 +153,11 @@ def _each(build: Callable[[int], nn.Module]) -> Callable[..., nn.Module]:
 # The colours of Okabe and Ito, which colour-blind readers can tell apart, and three dark ones. The markers help too.
 DENSE = Contender("dense", "dense", "#d55e00", "s", build=_dense, aliases=("nn.Linear",))
 SPM = Contender("spm", "SPM", "#0072b2", "o", build=_spm, aliases=("SPM",))
+SPM_ROTATION = Contender("spm", "SPM, rotation", "#56b4e9", "o", settings={"block": "rotation"})
+SPM_OTHER_PAIRS = Contender("spm", "SPM, other pairs", "#0072b2", "v", "--", settings={"pairing": "other"})
+SPM_ROTATION_OTHER_PAIRS = Contender(
+    "spm", "SPM, rotation, other pairs", "#56b4e9", "v", "--", settings={"block": "rotation", "pairing": "other"}
+)
 LOW_RANK = Contender(
     "lowrank", "low rank", "#009e73", "^", build=_low_rank, timed=_low_rank_alone, aliases=("low rank, SPM's size",)
 )
@@ -176,21 +181,15 @@ REST = Contender("all but the layer", "all but the layer", "#999999", "x", ":")
 """What would be left of a training step if the layer cost nothing."""
 
 CONTENDERS = (
-    DENSE,
-    SPM,
-    Contender("spm", "SPM, rotation", "#56b4e9", "o", settings={"block": "rotation"}),
-    Contender("spm", "SPM, other pairs", "#0072b2", "v", "--", settings={"pairing": "other"}),
-    Contender(
-        "spm", "SPM, rotation, other pairs", "#56b4e9", "v", "--", settings={"block": "rotation", "pairing": "other"}
-    ),
+    *(DENSE, SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS),
     *(LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
 )
 """All of them, in the order in which they are shown."""
 
-TRAINED = tuple(contender.key for contender in (DENSE, SPM, LOW_RANK, IDENTITY))
+TRAINED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, IDENTITY))
 """The keys of the layers that an experiment can train."""
-TIMED = (DENSE, SPM, LOW_RANK, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE)
-"""The layers that the benchmarks of the operator time."""
+TIMED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE))
+"""The keys of the layers that the benchmarks of the operator time."""
 VARIANT_SETTINGS = frozenset(name for contender in CONTENDERS for name in contender.settings)
 """The settings that tell the variants of a layer apart; layers without variants ignore them."""
 
@@ -214,7 +213,7 @@ def timed_at(width: int) -> dict[str, Build]:
     """The layers of `TIMED` that can run here at this width, by key."""
     return {
         contender.key: contender.timed(width) if contender.timed else partial(make, contender.key, width)
-        for contender in TIMED
+        for contender in map(named, TIMED)
         if contender.runs_at(width)
     }
 

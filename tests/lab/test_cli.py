@@ -304,7 +304,7 @@ def test_the_allocator_is_changed_only_if_asked(folder, monkeypatch, experiment)
 
 
 def test_a_demo_leaves_the_allocator_alone(folder, monkeypatch):
-    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: pytest.fail("nobody asked for it"))
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: pytest.fail("it was not asked for"))
     result = run("demo --out out --steps 2 --width 8")
     assert result.exit_code == 0, result.output
 

@@ -21,22 +21,9 @@ from torch import nn
 
 from pairmix_lab import contenders, files
 from pairmix_lab.contenders import count_parameters
-from pairmix_lab.experiments import data
+from pairmix_lab.experiments import data, options
 from pairmix_lab.experiments.classification import DENSE, SPM, Classification, Classified, accuracies, scores
 from pairmix_lab.experiments.experiment import StepCases
-from pairmix_lab.experiments.options import (
-    BLOCKS,
-    BatchSize,
-    Blocks,
-    Rate,
-    Seeds,
-    Stages,
-    Steps,
-    Widths,
-    grid,
-    whole_numbers,
-    words,
-)
 from pairmix_lab.report.notes import of_experiment
 from pairmix_lab.report.pictures import WIDE, Picture, legend_below, look, styled
 from pairmix_lab.report.runs import Runs
@@ -177,20 +164,20 @@ class AGNewsExperiment(Classification):
         layers: Annotated[
             str, typer.Option(help=f"Which models to compare, of {', '.join(MODELS)}.")
         ] = "dense,spm,lowrank,softmax",
-        widths: Widths = "2048,4096",
-        seeds: Seeds = "0,1,2",
-        blocks: Blocks = "general",
-        stages: Stages = Config.stages,
-        steps: Steps = Config.steps,
-        batch: BatchSize = Config.batch,
-        lr: Rate = Config.lr,
+        widths: options.Widths = "2048,4096",
+        seeds: options.Seeds = "0,1,2",
+        blocks: options.Blocks = "general",
+        stages: options.Stages = Config.stages,
+        steps: options.Steps = Config.steps,
+        batch: options.BatchSize = Config.batch,
+        lr: options.Rate = Config.lr,
     ) -> list[Config]:
-        return grid(
+        return options.grid(
             Config,
-            width=whole_numbers("--widths", widths),
-            layer=words("--layers", layers, MODELS),
-            block=words("--blocks", blocks, BLOCKS),
-            seed=whole_numbers("--seeds", seeds, least=0),
+            width=options.whole_numbers("--widths", widths),
+            layer=options.words("--layers", layers, MODELS),
+            block=options.words("--blocks", blocks, options.BLOCKS),
+            seed=options.whole_numbers("--seeds", seeds, least=0),
             stages=stages,
             steps=steps,
             batch=batch,

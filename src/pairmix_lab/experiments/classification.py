@@ -117,7 +117,7 @@ class Classification(Experiment):
             theirs = [*reported, f"{100 * (spm.accuracy - dense.accuracy):+.2f}", number(dense.ms / spm.ms)]
         ours = [spread(accuracies(runs, case, name), unit=100) for name in (DENSE, SPM)]
         gap = spread(accuracy_gaps(runs, case), unit=100, sign="+")
-        names = ["dense, %", "SPM, %", "gap, points", "times as fast"]
+        names = [f"{DENSE}, %", f"{SPM}, %", "gap, points", "times as fast"]
         unit = (gap, "points of accuracy")
         return headline(runs, self, case, gap=unit, names=names, theirs=theirs, ours=[*ours, gap])
 
@@ -127,9 +127,8 @@ class Classification(Experiment):
         others = self._others(runs, cases)
         header = [
             "n",
-            *(("paper: dense", "paper: SPM", "paper: gap") if self.paper else ()),
-            *("ours: dense", "ours: SPM", "ours: gap"),
-            *(f"ours: {name}" for name in others),
+            *(f"paper: {name}" for name in (DENSE, SPM, "gap") if self.paper),
+            *(f"ours: {name}" for name in (DENSE, SPM, "gap", *others)),
             "seeds",
         ]
         lines = []
@@ -160,9 +159,8 @@ class Classification(Experiment):
         sized = [name for name in sized if name != contenders.IDENTITY.label]  # as large as dense
         header = [
             "n",
-            *(("paper, ms: dense", "paper, ms: SPM", "paper, ms: dense / SPM") if self.paper else ()),
-            *("ours, ms: dense", "ours, ms: SPM", "ours, ms: dense / SPM"),
-            *(f"ours, ms: {name}" for name in others),
+            *(f"paper, ms: {name}" for name in (DENSE, SPM, f"{DENSE} / {SPM}") if self.paper),
+            *(f"ours, ms: {name}" for name in (DENSE, SPM, f"{DENSE} / {SPM}", *others)),
             *(f"parameters of the layer: {name}" for name in sized),
         ]
         lines = []

@@ -18,7 +18,7 @@ from torch import nn
 
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import INITS, near_identity_
-from pairmix_lab.contenders import SPM, labelled
+from pairmix_lab.contenders import SPM, of_config
 from pairmix_lab.experiments import teacher
 from pairmix_lab.report.pictures import styled
 from pairmix_lab.report.tables import Rows, Table, distinct
@@ -105,8 +105,8 @@ def picture(rows: Rows) -> Figure:
         for number, block in enumerate(blocks):
             chosen = [row for row in rows if (row["teacher_angle_std"], row["block"]) == (std, block)]
             heights = [inits.index(row["init"]) + 0.2 * (number - 0.5) for row in chosen]
-            look = labelled(SPM.label if block == "general" else f"{SPM.label}, {block}")
-            axes.plot([row["accuracy"] for row in chosen], heights, "o", color=look.color, alpha=0.7, label=block)
+            color = of_config({"layer": SPM.key, "block": block}).color
+            axes.plot([row["accuracy"] for row in chosen], heights, "o", color=color, alpha=0.7, label=block)
         axes.set(title=f"teacher with angles of std {std}", xlabel="test accuracy")
         axes.set_yticks(range(len(inits)), inits)
         axes.grid(visible=False, axis="y")

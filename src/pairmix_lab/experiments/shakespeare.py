@@ -21,23 +21,9 @@ from torch import Tensor, nn
 
 from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED, count_parameters
-from pairmix_lab.experiments import data
+from pairmix_lab.experiments import data, options
 from pairmix_lab.experiments.experiment import Experiment, StepCases
 from pairmix_lab.experiments.language_models import CELLS, LanguageModel, TorchRNN, generate
-from pairmix_lab.experiments.options import (
-    BLOCKS,
-    BatchSize,
-    Blocks,
-    Layers,
-    Rate,
-    Seeds,
-    Stages,
-    Steps,
-    Widths,
-    grid,
-    whole_numbers,
-    words,
-)
 from pairmix_lab.report import curves
 from pairmix_lab.report.cells import in_cell, spread
 from pairmix_lab.report.experiment import Case, Headline
@@ -213,24 +199,24 @@ class ShakespeareExperiment(Experiment):
 
     def configs(
         self,
-        layers: Layers = "spm",
+        layers: options.Layers = "spm",
         cell: Annotated[str, typer.Option(help=f"What mixes the text: {', '.join(CELLS)}.")] = Config.cell,
-        widths: Widths = str(Config.width),
-        seeds: Seeds = "0",
-        blocks: Blocks = "general",
+        widths: options.Widths = str(Config.width),
+        seeds: options.Seeds = "0",
+        blocks: options.Blocks = "general",
         length: Annotated[int, typer.Option(min=1, help="Bytes of a sequence.")] = Config.length,
-        stages: Stages = Config.stages,
-        steps: Steps = Config.steps,
-        batch: BatchSize = Config.batch,
-        lr: Rate = Config.lr,
+        stages: options.Stages = Config.stages,
+        steps: options.Steps = Config.steps,
+        batch: options.BatchSize = Config.batch,
+        lr: options.Rate = Config.lr,
     ) -> list[Config]:
-        return grid(
+        return options.grid(
             Config,
             cell=cell,
-            width=whole_numbers("--widths", widths),
-            layer=words("--layers", layers, TRAINED),
-            block=words("--blocks", blocks, BLOCKS),
-            seed=whole_numbers("--seeds", seeds, least=0),
+            width=options.whole_numbers("--widths", widths),
+            layer=options.words("--layers", layers, TRAINED),
+            block=options.words("--blocks", blocks, options.BLOCKS),
+            seed=options.whole_numbers("--seeds", seeds, least=0),
             length=length,
             stages=stages,
             steps=steps,
@@ -288,7 +274,7 @@ class ShakespeareExperiment(Experiment):
             for name, many in chosen.items()
         }
         gap = _gap_at_equal_step(histories)
-        names = ["dense, BPC", "SPM, BPC", "after steps", "gap, equal steps", "times as fast"]
+        names = [f"{DENSE}, BPC", f"{SPM}, BPC", "after steps", "gap, equal steps", "times as fast"]
         unit = (gap, "bits per character")
         return headline(runs, self, case, gap=unit, names=names, theirs=theirs, ours=[*ours, gap])
 

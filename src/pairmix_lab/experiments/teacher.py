@@ -23,6 +23,7 @@ from pairmix.nn.init import near_identity_
 from pairmix.schedule import Schedule
 from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED, count_parameters
+from pairmix_lab.experiments import options
 from pairmix_lab.experiments.classification import (
     DENSE,
     SPM,
@@ -33,19 +34,6 @@ from pairmix_lab.experiments.classification import (
     scores,
 )
 from pairmix_lab.experiments.experiment import Demo, StepCases
-from pairmix_lab.experiments.options import (
-    BLOCKS,
-    BatchSize,
-    Blocks,
-    Layers,
-    Rate,
-    Seeds,
-    Steps,
-    Widths,
-    grid,
-    whole_numbers,
-    words,
-)
 from pairmix_lab.report.cells import seeds as seeds_cell
 from pairmix_lab.report.cells import spread
 from pairmix_lab.report.experiment import Case
@@ -63,9 +51,9 @@ AXIS = {
     DENSE: DENSE,
     contenders.LOW_RANK.label: contenders.LOW_RANK.label,
     SPM: "SPM, teacher's pairs: general",
-    "SPM, rotation": "SPM, teacher's pairs: rotation",
-    "SPM, other pairs": "SPM, other pairs: general",
-    "SPM, rotation, other pairs": "SPM, other pairs: rotation",
+    contenders.SPM_ROTATION.label: "SPM, teacher's pairs: rotation",
+    contenders.SPM_OTHER_PAIRS.label: "SPM, other pairs: general",
+    contenders.SPM_ROTATION_OTHER_PAIRS.label: "SPM, other pairs: rotation",
 }
 
 
@@ -106,7 +94,7 @@ class Config(Recipe):
     @property
     def name(self) -> str:
         """What its files are called."""
-        kind = f"spm-{self.block}-{self.pairing}" if self.layer == "spm" else self.layer
+        kind = f"spm-{self.block}-{self.pairing}" if self.layer == contenders.SPM.key else self.layer
         return f"{kind}-{self.width}-std-{self.angle_std}-seed{self.seed}"
 
 
@@ -211,28 +199,28 @@ class TeacherExperiment(Classification):
 
     def configs(
         self,
-        layers: Layers = "dense,spm,lowrank",
-        widths: Widths = "256,512,1024,2048",
-        seeds: Seeds = "0,1,2",
+        layers: options.Layers = "dense,spm,lowrank",
+        widths: options.Widths = "256,512,1024,2048",
+        seeds: options.Seeds = "0,1,2",
         angle_stds: Annotated[
             str, typer.Option(help="How far the teacher is from the identity: spreads of its angles, or uniform.")
         ] = "0.1",
-        blocks: Blocks = "general",
+        blocks: options.Blocks = "general",
         pairings: Annotated[
             str, typer.Option(help="The pairs of SPM: same as the teacher's, other, or both.")
         ] = "same",
-        steps: Steps = Config.steps,
-        batch: BatchSize = Config.batch,
-        lr: Rate = Config.lr,
+        steps: options.Steps = Config.steps,
+        batch: options.BatchSize = Config.batch,
+        lr: options.Rate = Config.lr,
     ) -> list[Config]:
-        return grid(
+        return options.grid(
             Config,
-            width=whole_numbers("--widths", widths),
-            angle_std=tuple(map(_angle_std, words("--angle-stds", angle_stds))),
-            layer=words("--layers", layers, TRAINED),
-            block=words("--blocks", blocks, BLOCKS),
-            pairing=words("--pairings", pairings, PAIRINGS),
-            seed=whole_numbers("--seeds", seeds, least=0),
+            width=options.whole_numbers("--widths", widths),
+            angle_std=tuple(map(_angle_std, options.words("--angle-stds", angle_stds))),
+            layer=options.words("--layers", layers, TRAINED),
+            block=options.words("--blocks", blocks, options.BLOCKS),
+            pairing=options.words("--pairings", pairings, PAIRINGS),
+            seed=options.whole_numbers("--seeds", seeds, least=0),
             steps=steps,
             batch=batch,
             lr=lr,

@@ -40,7 +40,7 @@ def _no_processes(monkeypatch):
 
 
 class FakeClock:
-    """Time passes only when somebody is called."""
+    """Time passes only when a function is called."""
 
     def __init__(self):
         self.now = 0.0

@@ -47,7 +47,7 @@ SUBSETS = {
     "variants only": [teacher(block="rotation", pairing="other", angle_std="uniform", width=3)],
     "an unknown layer": [agnews("circulant"), shakespeare("circulant", cell="lstm")],
     "without teacher": [agnews("dense"), shakespeare("spm", width=64)],
-    "with times of nobody": [teacher(), steps()],
+    "with a file of no step times": [teacher(), steps()],
 }
 
 
