@@ -24,15 +24,17 @@ MAY_IMPORT = {
         "__main__": {"doctor"},
         "": {"nn", "functional", "ops", "schedule"},
     },
-    # cli -> bench -> experiments -> contenders
+    # cli -> bench -> experiments -> report, training -> contenders
     "pairmix_lab": {
         "": set(),
         "files": set(),
+        "contenders": set(),
         "results": {"files"},
-        "report": {"results", "files"},
-        "experiments": {"results", "files"},
-        "bench": {"experiments", "results"},
-        "cli": {"experiments", "bench", "report", "results", "files"},
+        "training": {"results", "files"},
+        "report": {"contenders", "results", "files"},
+        "experiments": {"contenders", "training", "report", "files"},
+        "bench": {"contenders", "training", "report", "experiments"},
+        "cli": {"bench", "experiments", "training", "report", "results", "files"},
     },
 }
 TORCH_AND_NUMPY = {"torch", "numpy"}

@@ -38,8 +38,8 @@ def save(
         command: what to type to measure this again, as `command_line` gives it.
         config: every setting of the run, seeds included.
         rows: everything that was measured.
-        outcome: what it came to in the end, if that is not among the rows.
-        data: the files that were read, such as "agnews/train.csv", with their hashes as "sha256:<hex>".
+        outcome: the numbers at the end of the run, if they are not among the rows.
+        data: the files that were read, such as "NAME/FILE", with their hashes as "sha256:<hex>".
     """
     run = {
         "schema": SCHEMA,

@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.experiments import agnews, allocator, shakespeare
+from pairmix_lab.experiments import agnews, shakespeare
+from pairmix_lab.training import allocator
 
 TINY = {
     "teacher": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4",
@@ -303,7 +304,7 @@ def test_the_allocator_is_changed_only_if_asked(folder, monkeypatch, experiment)
 
 
 def test_a_demo_leaves_the_allocator_alone(folder, monkeypatch):
-    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: pytest.fail("nobody asked for it"))
+    monkeypatch.setattr(allocator, "keep_freed_memory", lambda: pytest.fail("it was not asked for"))
     result = run("demo --out out --steps 2 --width 8")
     assert result.exit_code == 0, result.output
 

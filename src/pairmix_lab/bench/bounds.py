@@ -49,9 +49,9 @@ def reached(
     running.
 
     Args:
-        layer: who was measured.
+        layer: the one that was measured.
         x: its input.
-        task: what it did.
+        task: of `TASKS`.
         spm: the seconds that it took.
         copy: the seconds that a copy of x took, in the same rounds.
         multiply_adds: how many per second there were in the same rounds; empty without the compiled kernels.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pairmix.nn import SPMLinear
-from pairmix_lab.bench.contenders import Build, has_torch_structured
 from pairmix_lab.bench.timing import training_step
+from pairmix_lab.contenders import Build, has_torch_structured
 
 STEPS = 3
 

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import pairmix.nn as spm
 from pairmix_lab.bench.memory import bytes_kept, peak_of_training
 from pairmix_lab.bench.timing import TASKS, current_threads, measured, settings, time_layers
-from pairmix_lab.experiments.layers import count_parameters
+from pairmix_lab.contenders import count_parameters
+from pairmix_lab.report import tables
+from pairmix_lab.report.pictures import styled
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,76 @@ def _compare(case: Case, seconds: float, setting: dict[str, Any]) -> Iterator[di
             "peak_bytes": peak_of_training(case.builds[name], *case.shape),
             **{task: measured(samples[task], name, theirs) for task in TASKS},
         }
+
+
+_COLUMNS: tables.Columns = [
+    ("module", lambda row: row["module"]),
+    ("size", lambda row: f"{row['size']:,}"),
+    ("steps", lambda row: str(row["steps"])),
+    ("batch", lambda row: str(row["batch"])),
+]
+
+
+def table(rows: tables.Rows) -> tables.Table:
+    """The time of recurrent networks and of attention, and its ratio to that of torch's own module."""
+    return tables.table(
+        rows,
+        [
+            *_COLUMNS,
+            ("forward + backward, ms", lambda row: tables.with_quartiles(row["train"], "ms")),
+            ("times as fast", lambda row: tables.with_quartiles(row["train"], "speedup")),
+            ("forward, ms", lambda row: tables.with_quartiles(row["inference"], "ms")),
+            ("times as fast", lambda row: tables.with_quartiles(row["inference"], "speedup")),
+        ],
+    )
+
+
+def memory_table(rows: tables.Rows) -> tables.Table:
+    """What recurrent networks and attention need memory for."""
+    return tables.table(
+        rows,
+        [
+            *_COLUMNS,
+            ("parameters", lambda row: f"{row['parameters']:,}"),
+            ("kept for backward", lambda row: tables.mebibytes(row["bytes_kept"])),
+            ("peak of training", lambda row: tables.mebibytes(row["peak_bytes"])),
+        ],
+    )
+
+
+def of_kinds(make: Callable[[tables.Rows], tables.Table], *kinds: str) -> Callable[[tables.Rows], tables.Table]:
+    """A table with these kinds of modules only."""
+    return lambda rows: make([row for row in rows if row["kind"] in kinds])
+
+
+@styled
+def picture(rows: tables.Rows) -> Figure:
+    """How many times as fast as torch's own the SPM modules are: a bar for each, with the interquartile range."""
+    ours = [row for row in rows if row["module"].startswith("SPM")]
+    labels = [f"{row['module']} {row['size']:,}\n{row['steps']} steps, batch {row['batch']}" for row in ours]
+    figure = Figure(figsize=(9, 0.7 * len(ours) + 1))
+    axes = figure.subplots()
+    for number, (task, name) in enumerate(TASKS.items()):
+        places = np.arange(len(ours)) + 0.38 * (number - 0.5)
+        values = np.array([row[task]["speedup"] for row in ours])
+        low, high = np.array([row[task]["speedup_iqr"] for row in ours]).T
+        axes.barh(places, values, 0.36, xerr=[values - low, high - values], error_kw={"alpha": 0.4}, label=name)
+        for place, value in zip(places, values, strict=True):
+            axes.annotate(f" {value:.3g}", (value, place), va="center")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set(xscale="log", xlabel="times as fast as torch's own module")
+    axes.set_yticks(range(len(ours)), labels)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.legend()
+    return figure
+
+
+_RECURRENT, _ATTENTION = ("RNN", "GRU", "LSTM"), ("attention", "encoder layer")
+TABLES = {
+    "modules": table,
+    "modules-recurrent": of_kinds(table, *_RECURRENT),
+    "modules-recurrent-memory": of_kinds(memory_table, *_RECURRENT),
+    "modules-attention": of_kinds(table, *_ATTENTION),
+    "modules-attention-memory": of_kinds(memory_table, *_ATTENTION),
+}

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
-from pairmix_lab.bench.contenders import DENSE, LOW_RANK, LOW_RANK_64, SPM, contenders
+from pairmix_lab import contenders
+from pairmix_lab.bench.pictures import against_width
 from pairmix_lab.bench.timing import current_threads, measured, settings, time_layers
-from pairmix_lab.experiments.layers import count_parameters
+from pairmix_lab.contenders import DENSE, LOW_RANK, RANK_64, SPM, count_parameters
+from pairmix_lab.report import tables
+from pairmix_lab.report.pictures import legend_below, styled
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,37 @@ def run(config: Config) -> Iterator[dict[str, Any]]:
     """Compare at every width; a row for every layer."""
     for setting in settings(config.threads):
         for n in config.widths:
-            builds = contenders(n)
-            names = [name for name in (DENSE, SPM, LOW_RANK, LOW_RANK_64) if name in builds]
+            builds = contenders.timed_at(n)
+            names = [one.key for one in (DENSE, SPM, LOW_RANK, RANK_64) if one.key in builds]
             cases = {name: (builds[name](), torch.randn(1, n)) for name in names}
             samples = time_layers(cases, "inference", config.seconds)
             for name, (layer, _) in cases.items():
                 sizes = {"n": n, "layer": name, "parameters": count_parameters(layer)}
-                yield {**setting, **sizes, "inference": measured(samples, name, DENSE)}
+                yield {**setting, **sizes, "inference": measured(samples, name, DENSE.key)}
+
+
+def table(rows: tables.Rows) -> tables.Table:
+    """The time that one vector takes."""
+    return tables.table(
+        rows,
+        [
+            ("n", lambda row: f"{row['n']:,}"),
+            ("layer", lambda row: contenders.named(row["layer"]).label),
+            ("µs", lambda row: tables.with_quartiles(row["inference"], "ms", 1e3)),
+            ("times as fast as dense", lambda row: tables.with_quartiles(row["inference"], "speedup")),
+        ],
+    )
+
+
+@styled
+def picture(rows: tables.Rows) -> Figure:
+    """The time that one vector takes, and its ratio to that of the dense layer, against the width."""
+    figure = Figure(figsize=(12, 4.5))
+    times, speedups = figure.subplots(1, 2)
+    against_width(times, rows, "inference", "ms", "one vector, µs", unit=1e3)
+    against_width(speedups, rows, "inference", "speedup", f"times as fast as {DENSE.label}")
+    legend_below(figure)
+    return figure
+
+
+TABLES = {"operator-latency": table}

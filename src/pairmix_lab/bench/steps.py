@@ -12,17 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from pairmix_lab import contenders, experiments
+from pairmix_lab.bench.pictures import column
 from pairmix_lab.bench.timing import current_threads, interleaved, measured, settings
-from pairmix_lab.experiments import agnews, data, shakespeare, teacher
-from pairmix_lab.experiments.language_models import SYMBOLS
-from pairmix_lab.experiments.training import Experiment, make_optimizer, timed_step
+from pairmix_lab.contenders import DENSE, LOW_RANK, REST, SPM, Contender
+from pairmix_lab.experiments import data
+from pairmix_lab.experiments.experiment import Experiment, StepCases
+from pairmix_lab.report import tables
+from pairmix_lab.report.pictures import legend_below, look, styled, width_ticks
+from pairmix_lab.training.loop import Task, make_optimizer, timed_step
 
-DENSE = "dense"
-REST = "all but the layer"
-TORCH_RNN = "torch.nn.RNN"
 BLOCK = 0.1  # seconds of a turn: many steps after each other, as in training, with what they need in the caches
+
+
+def all_cases() -> dict[str, StepCases]:
+    """What every experiment wants to be timed, by its name."""
+    return {one.name: one.step_cases for one in experiments.EXPERIMENTS if one.step_cases is not None}
 
 
 @dataclass(frozen=True)
@@ -30,43 +38,32 @@ class Config:
     """What is measured, and for how long.
 
     Attributes:
-        teacher_widths: of the first experiment.
-        agnews_widths: of the second; beyond `dense_up_to` without a dense layer.
-        shakespeare_widths: of the third.
-        cell: of the third.
-        seconds: for each width; four times as long for the third experiment.
+        cases: by the name of the experiment.
+        dense_up_to: the largest width of a dense layer.
+        seconds: for each width.
         threads: the numbers of threads.
     """
 
-    teacher_widths: tuple[int, ...] = (256, 512, 1024, 2048)
-    agnews_widths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768, 65536)
-    shakespeare_widths: tuple[int, ...] = (4096,)
-    cell: str = "rnn"
+    cases: Mapping[str, StepCases] = field(default_factory=all_cases)
     dense_up_to: int = 8192
     seconds: float = 30
     threads: tuple[int, ...] = field(default_factory=current_threads)
 
-
-class TorchRNN(nn.Module):
-    """What `LanguageModel` is with a dense Elman cell, by torch's own module: a byte is a one-hot vector."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.rnn = nn.RNN(SYMBOLS, width)
-        self.head = nn.Linear(width, SYMBOLS)
-
-    def forward(self, text: Tensor) -> Tensor:
-        one_hot = nn.functional.one_hot(text.T, SYMBOLS).to(self.head.weight.dtype)
-        logits: Tensor = self.head(self.rnn(one_hot)[0])
-        return logits.transpose(0, 1)
+    def as_dict(self) -> dict[str, Any]:
+        """The settings for the result."""
+        return {
+            **{f"{name}_widths": cases.widths for name, cases in self.cases.items()},
+            **{name: value for cases in self.cases.values() for name, value in cases.settings.items()},
+            **{"dense_up_to": self.dense_up_to, "seconds": self.seconds, "threads": self.threads},
+        }
 
 
 def hashes(config: Config, folder: Path | None = None) -> dict[str, str]:
-    """Those of the files that the experiments read."""
+    """The hashes of the files that the experiments read."""
     found: dict[str, str] = {}
-    for dataset, widths in ((data.AGNEWS, config.agnews_widths), (data.SHAKESPEARE, config.shakespeare_widths)):
-        if widths:
-            found |= data.hashes(dataset, folder)
+    for experiment, cases in _chosen(config):
+        if experiment.dataset is not None and cases.widths:
+            found |= data.hashes(experiment.dataset, folder)
     return found
 
 
@@ -77,60 +74,112 @@ def run(config: Config, folder: Path | None = None) -> Iterator[dict[str, Any]]:
         config: what.
         folder: where the data is; without it the originals are downloaded.
     """
-    experiments: dict[str, Experiment]
     for setting in settings(config.threads):
-        for width in config.teacher_widths:
-            names = _layers(config, width, "lowrank")
-            experiments = {name: teacher.Experiment(teacher.Config(layer=name, width=width)) for name in names}
-            yield from _rows(experiments, {"experiment": "teacher", "width": width, **setting}, config.seconds)
-        for width in config.agnews_widths:
-            names = _layers(config, width, "lowrank", "softmax")
-            experiments = {name: agnews.Experiment(agnews.Config(layer=name, width=width), folder) for name in names}
-            yield from _rows(experiments, {"experiment": "agnews", "width": width, **setting}, config.seconds)
-        for width in config.shakespeare_widths:
-            names = _layers(config, width, "lowrank")
-            experiments = {
-                name: shakespeare.Experiment(shakespeare.Config(layer=name, width=width, cell=config.cell), folder)
-                for name in names
-            }
-            others = {TORCH_RNN: partial(TorchRNN, width)} if config.cell == "rnn" else {}
-            about = {"experiment": "shakespeare", "cell": config.cell, "width": width, **setting}
-            # A dense step takes seconds.
-            yield from _rows(experiments, about, 4 * config.seconds, others)
+        for experiment, cases in _chosen(config):
+            for width in cases.widths:
+                layers = [layer for layer in cases.layers if layer != DENSE.key or width <= config.dense_up_to]
+                configs = {layer: experiment.config(layer=layer, width=width, **cases.settings) for layer in layers}
+                tasks = {layer: experiment.task(one, folder) for layer, one in configs.items()}
+                about = {"experiment": experiment.name, **cases.settings, "width": width, **setting}
+                yield from _rows(tasks, about, cases.seconds * config.seconds, cases.others(configs[layers[0]]))
 
 
-def _layers(config: Config, width: int, *others: str) -> list[str]:
-    return [DENSE] * (width <= config.dense_up_to) + ["spm", *others]
+def _chosen(config: Config) -> Iterator[tuple[Experiment, StepCases]]:
+    for experiment in experiments.EXPERIMENTS:
+        if experiment.name in config.cases:
+            yield experiment, config.cases[experiment.name]
 
 
 def _rows(
-    experiments: Mapping[str, Experiment],
+    tasks: Mapping[str, Task],
     about: Mapping[str, Any],
     seconds: float,
-    others: Mapping[str, Callable[[], nn.Module]] | None = None,
+    others: Mapping[str, Callable[[], nn.Module]],
 ) -> Iterator[dict[str, Any]]:
-    first = next(iter(experiments.values()))
+    first = next(iter(tasks.values()))
     (inputs, labels), lr = first.batch(1), first.config.lr
-    builds = {**{name: experiment.build for name, experiment in experiments.items()}, **(others or {})}
+    builds = {**{name: task.build for name, task in tasks.items()}, **others}
     steps: dict[str, Callable[[], object]] = {}
     for name, build in builds.items():
         torch.manual_seed(0)
         model = build()
         steps[name] = partial(timed_step, model, make_optimizer(model, lr), inputs, labels, lr)
-    model = experiments["spm"].build()
+    model = tasks[SPM.key].build()
     if isinstance(model, nn.Sequential):  # otherwise the layer is not what reads the input
         rest = model[1:]
-        steps[REST] = partial(_step_of_rest, rest, make_optimizer(rest, lr), inputs, labels, lr)
+        steps[REST.key] = partial(_step_of_rest, rest, make_optimizer(rest, lr), inputs, labels, lr)
     samples = interleaved(steps, seconds, block=BLOCK)
     for name in steps:
         yield {
             **about,
             "layer": name,
             "batch": first.config.batch,
-            **measured(samples, name, DENSE if DENSE in samples else None),
+            **measured(samples, name, DENSE.key if DENSE.key in samples else None),
         }
 
 
 def _step_of_rest(rest: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, lr: float) -> None:
     """What would be left of a step if the layer cost nothing: its output is there, and its gradient is computed."""
     timed_step(rest, optimizer, inputs.detach().requires_grad_(), labels, lr)
+
+
+def table(rows: tables.Rows) -> tables.Table:
+    """The time of a training step of every model, and its ratio to that of the dense one."""
+    return tables.table(
+        rows,
+        [
+            ("experiment", lambda row: _title(row["experiment"])),
+            ("n", lambda row: f"{row['width']:,}"),
+            ("layer", lambda row: contenders.named(row["layer"]).label),
+            ("ms per step", lambda row: tables.with_quartiles(row, "ms")),
+            ("times as fast as dense", lambda row: tables.with_quartiles(row, "speedup") if "speedup" in row else "-"),
+        ],
+    )
+
+
+def summary(rows: tables.Rows) -> tables.Table:
+    """The time of a training step by experiment and width, and what is left of it if the layer cost nothing."""
+    at = {(row["experiment"], row["width"], row["threads"], row["layer"]): row for row in rows}
+
+    def time(contender: Contender) -> Callable[[tables.Row], str]:
+        def of(row: tables.Row) -> str:
+            found = at.get((row["experiment"], row["width"], row["threads"], contender.key))
+            return "-" if found is None else tables.number(found["ms"])
+
+        return of
+
+    return tables.table(
+        [row for row in rows if row["layer"] == SPM.key],
+        [
+            ("experiment", lambda row: _title(row["experiment"])),
+            ("n", lambda row: f"{row['width']:,}"),
+            (f"{DENSE.label}, ms", time(DENSE)),
+            *((one.label, time(one)) for one in (LOW_RANK, SPM, REST)),
+            ("**dense / SPM**", lambda row: f"**{tables.number(row['speedup'])}**" if "speedup" in row else "-"),
+        ],
+    )
+
+
+@styled
+def picture(rows: tables.Rows) -> Figure:
+    """The time of a training step against the width: a panel for each experiment, a line for each model."""
+    names = column(rows, "experiment")
+    figure = Figure(figsize=(4 * len(names), 4.3))
+    for axes, experiment in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        own = [row for row in rows if row["experiment"] == experiment]
+        for layer in column(own, "layer"):
+            label = contenders.named(layer).label
+            chosen = [row for row in own if row["layer"] == layer]
+            axes.plot([row["width"] for row in chosen], [row["ms"] for row in chosen], label=label, **look(label))
+        axes.set(xscale="log", yscale="log", title=_title(experiment), xlabel="n", ylabel="ms per step")
+        width_ticks(axes, column(own, "width"))
+        axes.yaxis.set_major_formatter("{x:g}")
+    legend_below(figure)
+    return figure
+
+
+def _title(name: str) -> str:
+    return next((one.title for one in experiments.EXPERIMENTS if one.name == name), name)
+
+
+TABLES = {"steps": table, "steps-summary": summary}

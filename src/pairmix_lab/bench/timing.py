@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from pairmix import functional
 
 Samples = dict[str, dict[int, float]]
-"""Seconds a call, by the name of who was called and the number of the round."""
+"""Seconds per call, by the name of the call and the number of the round."""
 
-TASKS = ("train", "inference")
+TASKS = {"train": "forward + backward", "inference": "forward"}
+"""What is timed, and what tables and pictures call it."""
 MIN_ROUNDS = 10
 
 
@@ -30,13 +31,13 @@ def interleaved(
 ) -> Samples:
     """Take turns until the time is over, for `MIN_ROUNDS` rounds at least.
 
-    In a round everyone is called once, or as often as fits into `block` seconds. Who is so slow that the rounds would
-    take too long sits most of them out: it takes part in every second, fourth or eighth. So the rounds of the slow are
-    among those of the fast, and whoever is compared met in the same rounds.
+    In a round every function is called once, or as often as fits into `block` seconds. A function that is so slow that
+    the rounds would take too long is called only in every second, fourth or eighth round. So the rounds of slow
+    functions are among those of fast ones, and times that are compared are of the same rounds.
 
     Args:
         calls: what to call, by name.
-        seconds: how long to go on.
+        seconds: how long to measure.
         block: how long a sample takes, in seconds, unless a single call takes longer.
         clock: tells the time in seconds.
     """
@@ -47,7 +48,7 @@ def interleaved(
         repeats[name] = max(1, round(block / duration))
         every[name] = _every(duration * repeats[name], seconds / (MIN_ROUNDS * len(calls)))
     samples: Samples = {name: {} for name in calls}
-    shuffle = random.Random(0)  # nobody should always follow the same one, whose data fill the caches
+    shuffle = random.Random(0)  # none should always follow the same one, whose data fill the caches
     number, end = 0, clock() + seconds
     while number < MIN_ROUNDS or clock() < end:
         for name in shuffle.sample(list(calls), len(calls)):
@@ -122,7 +123,7 @@ def measured(samples: Samples, name: str, dense: str | None = None) -> dict[str,
 
 
 def settings(threads: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Set torch's number of threads to each of these in turn; gives what a row says of who computes SPM then."""
+    """Set torch's number of threads to each of these in turn; gives what a row says of them."""
     before = torch.get_num_threads()
     try:
         for number in threads:

@@ -7,14 +7,21 @@ import typer
 from pairmix import doctor as library_doctor
 from pairmix_lab.cli import bench, report, train
 
-app = typer.Typer(help="Stagewise Pairwise Mixers for PyTorch.", no_args_is_help=True, add_completion=False)
-app.add_typer(train.app, name="train")
-app.add_typer(bench.app, name="bench")
-app.command("report")(report.report)
-app.command("demo")(report.demo)
+
+def make_app() -> typer.Typer:
+    """The command, with the experiments that are in the list now."""
+    app = typer.Typer(help="Stagewise Pairwise Mixers for PyTorch.", no_args_is_help=True, add_completion=False)
+    app.add_typer(train.make_app(), name="train")
+    app.add_typer(bench.app, name="bench")
+    app.command("report")(report.report)
+    app.command("demo")(report.make_demo())
+    app.command("doctor")(doctor)
+    return app
 
 
-@app.command()
 def doctor() -> None:
     """Say what would compute an SPM layer here, and why."""
     print(library_doctor.report())
+
+
+app = make_app()

@@ -15,14 +15,15 @@ from rich.live import Live
 
 from pairmix import ops
 from pairmix_lab import results
-from pairmix_lab.bench import init as bench_init
 from pairmix_lab.bench import modules as bench_modules
 from pairmix_lab.bench import operator as bench_operator
-from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix_lab.bench import steps as bench_steps
-from pairmix_lab.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show, whole_numbers
-from pairmix_lab.experiments import allocator
-from pairmix_lab.report import plots, tables
+from pairmix_lab.bench.benchmarks import BENCHMARKS
+from pairmix_lab.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show
+from pairmix_lab.experiments import initialisation
+from pairmix_lab.experiments.options import whole_numbers
+from pairmix_lab.report import tables
+from pairmix_lab.training import allocator
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 
@@ -33,24 +34,15 @@ Width = Annotated[int, typer.Option(min=1, max=2**31 - 1, help="The number of fe
 
 @app.command("init")
 def bench_init_command(
-    out: Out = Path("results"), width: Width = bench_init.Config.width, steps: Steps = bench_init.Config.steps
+    out: Out = Path("results"), width: Width = initialisation.Config.width, steps: Steps = initialisation.Config.steps
 ) -> None:
     """Which initialisation trains best? (about a quarter of an hour)"""
-    config = bench_init.Config(width=width, steps=steps)
+    config = initialisation.Config(width=width, steps=steps)
     with _measuring_for(out):
         with progress_bars() as progress:
-            rows = list(progress.track(bench_init.run(config), total=config.runs, description="training"))
-        show(tables.initialisations(rows))
-        save(out / "init", asdict(config), rows, plots.initialisations)
-
-
-OPERATOR_MODES: dict[str, tuple[Any, Callable[[tables.Rows], tables.Table], Callable[[tables.Rows, Path], None]]] = {
-    "operator": (bench_operator, tables.operator, plots.operator),
-    "operator-grid": (operator_grid, tables.operator_grid, plots.operator_grid),
-    "operator-latency": (operator_latency, tables.operator_latency, plots.operator_latency),
-    "operator-scaling": (operator_scaling, tables.operator_scaling, plots.operator_scaling),
-    "operator-variants": (operator_variants, tables.operator_variants, plots.operator_variants),
-}
+            rows = list(progress.track(initialisation.run(config), total=config.runs, description="training"))
+        show(initialisation.table(rows))
+        save(out / "init", asdict(config), rows, initialisation.picture)
 
 
 @app.command("operator")
@@ -76,26 +68,26 @@ def bench_operator_command(
         _check_sizes("--batch", [batch])
     _check_seconds(seconds)
     name = "-".join(["operator", *modes])
-    module, table, plot = OPERATOR_MODES[name]
+    benchmark = BENCHMARKS[name]
     options = {
         "widths": _optional_numbers("--widths", widths),
         "batch": batch,
         "seconds": seconds,
         "threads": _optional_numbers("--threads", threads),
     }
-    config = _config(module.Config, {option: value for option, value in options.items() if value is not None}, name)
+    config = _config(benchmark.Config, {option: value for option, value in options.items() if value is not None}, name)
     reason = ops.cpu.why_not(torch.device("cpu"))
     if reason is not None:
         console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
     with _measuring_for(out):
-        rows = _live(module.run(config), table)
-        if name == "operator":
-            show(tables.operator_memory(rows))
-            reached = tables.operator_bounds(rows)
+        rows = _live(benchmark.run(config), benchmark.table)
+        if benchmark is bench_operator:
+            show(bench_operator.memory_table(rows))
+            reached = bench_operator.bounds_table(rows)
             show(reached)
             if tables.is_disturbed(reached):
                 console.print(tables.DISTURBED_NOTE)
-        save(out / name, asdict(config), rows, plot)
+        save(out / name, asdict(config), rows, benchmark.picture)
 
 
 @app.command("modules")
@@ -116,9 +108,9 @@ def bench_modules_command(
     if numbers is not None:
         config = replace(config, threads=numbers)
     with _measuring_for(out):
-        rows = _live(bench_modules.run(config), tables.modules)
-        show(tables.modules_memory(rows))
-        save(out / "modules", asdict(config), rows, plots.modules)
+        rows = _live(bench_modules.run(config), bench_modules.table)
+        show(bench_modules.memory_table(rows))
+        save(out / "modules", asdict(config), rows, bench_modules.picture)
 
 
 @app.command("steps")
@@ -137,12 +129,12 @@ def bench_steps_command(
     config = bench_steps.Config(seconds=seconds)
     if numbers is not None:
         config = replace(config, threads=numbers)
-    settings = {"experiment": "steps", "keep_memory": keep_memory, **asdict(config)}
+    settings = {"experiment": "steps", "keep_memory": keep_memory, **config.as_dict()}
     if keep_memory:
         allocator.keep_freed_memory()
     with _measuring_for(out):
-        rows = _live(bench_steps.run(config, data), tables.steps)
-        save(out / "steps", settings, rows, plots.steps, bench_steps.hashes(config, data))
+        rows = _live(bench_steps.run(config, data), bench_steps.table)
+        save(out / "steps", settings, rows, bench_steps.picture, bench_steps.hashes(config, data))
 
 
 @contextmanager

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from pairmix_lab import results
-from pairmix_lab.experiments.checkpoints import CheckpointError
+from pairmix_lab import files, results
 from pairmix_lab.experiments.data import DataError
 from pairmix_lab.report import tables
+from pairmix_lab.report.pictures import as_file
+from pairmix_lab.training.checkpoints import CheckpointError
 
 console = Console()
 
@@ -52,40 +53,15 @@ def save(
     base: Path,
     config: dict[str, Any],
     rows: list[dict[str, Any]],
-    plot: Any,
+    picture: Callable[[tables.Rows], Figure],
     data: Mapping[str, str] | None = None,
 ) -> None:
     """Write what was measured, and a picture of it beside it."""
     json_path, picture_path = base.with_suffix(".json"), base.with_suffix(".png")
     results.save(json_path, results.command_line(), config, rows, data=data)
-    plot(rows, picture_path)
+    with files.atomic(picture_path) as file:
+        file.write(as_file(picture(rows), "png"))
     console.print(f"Wrote {json_path} and {picture_path}")
-
-
-def words(option: str, text: str, choices: Any = None) -> tuple[str, ...]:
-    """The parts of a list such as dense,spm."""
-    parts = tuple(part.strip() for part in text.split(","))
-    for part in parts:
-        if not part or (choices is not None and part not in choices):
-            expected = "names with commas between them" if choices is None else ", ".join(choices)
-            raise typer.BadParameter(f"must be of {expected}; got {part!r}", param_hint=option)
-    return parts
-
-
-def whole_numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """The numbers of a list such as 256,1024."""
-    numbers = []
-    for word in text.split(","):
-        try:
-            number = int(word) if word.strip().isdecimal() else None
-        except ValueError:  # Python reads no more than 4,300 digits
-            number = None
-        if number is None or number < least:
-            raise typer.BadParameter(
-                f"must be whole numbers of at least {least}, such as 1,2; got {reprlib.repr(word)}", param_hint=option
-            )
-        numbers.append(number)
-    return tuple(numbers)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import scipy.sparse
 import torch
+import typer
+from matplotlib.figure import Figure
 from torch import nn
 
-from pairmix_lab import files
-from pairmix_lab.experiments import data
-from pairmix_lab.experiments.classification import scores
-from pairmix_lab.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix_lab.experiments.training import LARGEST_SIZE, Batch, Recipe
+from pairmix_lab import contenders, files
+from pairmix_lab.contenders import count_parameters
+from pairmix_lab.experiments import data, options
+from pairmix_lab.experiments.classification import DENSE, SPM, Classification, Classified, accuracies, scores
+from pairmix_lab.experiments.experiment import StepCases
+from pairmix_lab.report.notes import of_experiment
+from pairmix_lab.report.pictures import WIDE, Picture, legend_below, look, styled
+from pairmix_lab.report.runs import Runs
+from pairmix_lab.report.tables import distinct
+from pairmix_lab.report.timing import step_time
+from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe
 
 CLASSES = 4
 WHOLE = 120_000
 VALIDATION_PART = 0.05
 CHECKSUM_SIZE = 32  # bytes, at the beginning of a cache file
-MODELS = {**LAYERS, "softmax": "no hidden layer: softmax regression on the features"}
+MODELS = (*contenders.TRAINED, contenders.SOFTMAX.key)  # the last has no hidden layer
+AGNEWS = data.Dataset(
+    "agnews",
+    "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv",
+    {"train.csv": "md5:b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "md5:d52ea96a97a2d943681189a97654912d"},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +95,13 @@ class Part:
             yield self.rows(np.arange(start, min(start + size, len(self))))
 
 
-class Experiment:
+class Task:
     """The train set in random order, over and over; a twentieth of it is kept for validation."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
         self.config = config
-        whole, train_hash = _hashed(data.fetch(data.AGNEWS, "train.csv", folder), config.width)
-        self.test, test_hash = _hashed(data.fetch(data.AGNEWS, "test.csv", folder), config.width)
+        whole, train_hash = _hashed(data.fetch(AGNEWS, "train.csv", folder), config.width)
+        self.test, test_hash = _hashed(data.fetch(AGNEWS, "test.csv", folder), config.width)
         self.data = {"agnews/train.csv": train_hash, "agnews/test.csv": test_hash}
         self.label = "AG News" if len(whole) == WHOLE else f"AG News, {len(whole):,}-row part"
         shuffled = np.random.default_rng(0).permutation(len(whole))  # the same for every seed
@@ -101,9 +116,9 @@ class Experiment:
     def build(self) -> nn.Module:
         config = self.config
         head = nn.Linear(config.width, CLASSES)
-        if config.layer == "softmax":
+        if config.layer == contenders.SOFTMAX.key:
             return nn.Sequential(head)
-        hidden = make_layer(config.layer, config.width, stages=config.stages, block=config.block)
+        hidden = contenders.make(config.layer, config.width, stages=config.stages, block=config.block)
         return nn.Sequential(hidden, nn.ReLU(), head)
 
     def batch(self, step: int) -> Batch:
@@ -123,6 +138,135 @@ class Experiment:
         }
 
 
+class AGNewsExperiment(Classification):
+    """Classifiers of news with one hidden layer or another."""
+
+    name = "agnews"
+    title = "AG News"
+    help = "Section 9.2: the topic of a news item, from hashed words."
+    text = (
+        "News articles of four classes, as hashed sparse features. One layer or another maps n features onto n; "
+        "a softmax over the classes follows."
+    )
+    config = Config
+    dataset = AGNEWS
+    step_cases = StepCases(
+        widths=(2048, 4096, 8192, 16384, 32768, 65536),
+        layers=(*StepCases.layers, contenders.SOFTMAX.key),
+    )
+    paper = {  # noqa: RUF012
+        2048: {DENSE: Classified(0.8700, 127.306), SPM: Classified(0.9290, 35.029)},
+        4096: {DENSE: Classified(0.8917, 484.117), SPM: Classified(0.9570, 68.824)},
+    }
+
+    def configs(
+        self,
+        layers: Annotated[
+            str, typer.Option(help=f"Which models to compare, of {', '.join(MODELS)}.")
+        ] = "dense,spm,lowrank,softmax",
+        widths: options.Widths = "2048,4096",
+        seeds: options.Seeds = "0,1,2",
+        blocks: options.Blocks = "general",
+        stages: options.Stages = Config.stages,
+        steps: options.Steps = Config.steps,
+        batch: options.BatchSize = Config.batch,
+        lr: options.Rate = Config.lr,
+    ) -> list[Config]:
+        return options.grid(
+            Config,
+            width=options.whole_numbers("--widths", widths),
+            layer=options.words("--layers", layers, MODELS),
+            block=options.words("--blocks", blocks, options.BLOCKS),
+            seed=options.whole_numbers("--seeds", seeds, least=0),
+            stages=stages,
+            steps=steps,
+            batch=batch,
+            lr=lr,
+        )
+
+    def task(self, config: Config, folder: Path | None = None) -> Task:
+        return Task(config, folder)
+
+    def notes(self, runs: Runs) -> Iterable[str]:
+        rows = distinct(run["outcome"].get("data", "not named") for run in of_experiment(runs, self))
+        yield (
+            f"The paper trained on {WHOLE:,} rows of AG News. Ours: {'; '.join(rows)}. "
+            "Accuracies on different rows cannot be compared; those of our layers with each other can."
+        )
+
+    def pictures(self, runs: Runs) -> Iterator[Picture]:
+        yield from super().pictures(runs)
+        alt = f"{self.title}: test accuracy against the time of a step"
+        yield Picture(f"{self.name}-frontier", alt, self.frontier(runs))
+
+    @styled
+    def frontier(self, runs: Runs) -> Figure:
+        """Test accuracy against the time of a step: a point for each layer and width, and the best for every time."""
+        figure = Figure(figsize=WIDE)
+        axes = figure.subplots()
+        cases = runs.cases(self)
+        points = []
+        for name in runs.contenders(cases):
+            own = []
+            for case in cases:
+                ms = step_time(runs, case, name)
+                if ms and runs.of(case, name):
+                    own.append((ms.value, float(np.mean(accuracies(runs, case, name)))))
+                    axes.annotate(
+                        f"{case.width:,}", own[-1], (0, 6), textcoords="offset points", ha="center", fontsize="x-small",
+                        color=look(name)["color"],
+                    )  # fmt: skip
+            axes.plot(*zip(*own, strict=True), label=name, **{**look(name), "linestyle": "none"})
+            points += own
+        line: Any = {"color": "grey", "linewidth": 1, "drawstyle": "steps-post", "zorder": 1}
+        axes.plot(*zip(*pareto(points), strict=True), label="best for its time", **line)
+        axes.set(
+            xscale="log", xlabel="milliseconds per training step", title=f"{self.title}: test accuracy against time"
+        )
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:.1%}")
+        axes.margins(0.06, 0.1)
+        legend_below(figure)
+        return figure
+
+
+EXPERIMENT = AGNewsExperiment()
+
+
+def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points (time, accuracy) of which no other is both as fast and more accurate, by time."""
+    best: list[tuple[float, float]] = []
+    for time, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or accuracy > best[-1][1]:
+            best.append((time, accuracy))
+    return best
+
+
+def read_agnews(path: Path) -> tuple[list[str], list[int]]:
+    """The texts, title and description in one, and their classes 0 to 3."""
+    texts, labels = [], []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.reader(file, strict=True)  # a file that ends inside a quoted text has been cut
+            try:
+                for row in rows:
+                    if len(row) != 3:
+                        raise ValueError(f"expected class, title and description, got {reprlib.repr(row)}")
+                    if row[0] not in ("1", "2", "3", "4"):
+                        raise ValueError(f"expected a class from 1 to 4, got {row[0]!r}")
+                    labels.append(int(row[0]) - 1)
+                    texts.append(f"{row[1]} {row[2]}".strip())
+            except UnicodeDecodeError as error:  # the file is decoded in pieces, ahead of the rows
+                raise data.DataError(f"{path}, after line {rows.line_num}: {error}") from error
+            except (ValueError, csv.Error) as error:
+                raise data.DataError(f"{path}, line {rows.line_num}: {error}") from error
+    except OSError as error:
+        raise data.DataError(f"{path} cannot be read: {error}") from error
+    if not texts:
+        raise data.DataError(f"{path} is empty")
+    return texts, labels
+
+
 @lru_cache(maxsize=4)
 def _order(rows: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng((seed, epoch)).permutation(rows)
@@ -136,7 +280,7 @@ def _hashed(path: Path, width: int) -> tuple[Part, str]:
     """
     origin = data.sha256(path.read_bytes())
     cached = data.cache() / "features" / f"agnews-{origin.removeprefix('sha256:')[:16]}-{width}"
-    texts, labels = data.read_agnews(path)
+    texts, labels = read_agnews(path)
     features = _read_cache(cached, (len(texts), width))
     if features is None:
         from sklearn.feature_extraction.text import HashingVectorizer  # a second of importing, mostly not needed

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pairmix.functional import recurrence
 from pairmix.nn import SPMLinear
-from pairmix_lab.experiments.layers import make_layer
+from pairmix_lab import contenders
 
 SYMBOLS = 256
 CELLS = {"rnn": 1, "gru": 3, "attention": 3}  # and how many maps read the same input
@@ -45,7 +45,7 @@ class Elman(nn.Module):
     def __init__(self, layer: str, width: int, **options: Any) -> None:
         super().__init__()
         self.input_size = width
-        self.u = make_layer(layer, width, **options)
+        self.u = contenders.make(layer, width, **options)
 
     def forward(self, inputs: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
         h = inputs.new_zeros(inputs.shape[1:]) if h is None else h
@@ -68,7 +68,7 @@ class GRU(nn.Module):
     def __init__(self, layer: str, width: int, **options: Any) -> None:
         super().__init__()
         self.input_size = 3 * width
-        self.u = make_layer(layer, width, maps=3, **options)
+        self.u = contenders.make(layer, width, maps=3, **options)
 
     def forward(self, inputs: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
         h = inputs.new_zeros(*inputs.shape[1:-1], inputs.shape[-1] // 3) if h is None else h
@@ -95,8 +95,8 @@ class Attention(nn.Module):
         self.input_size = width
         self.places = nn.Parameter(0.02 * torch.randn(longest, 1, width))
         self.norm_in, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = make_layer(layer, width, maps=3, **options)
-        self.out = make_layer(layer, width, **options)
+        self.qkv = contenders.make(layer, width, maps=3, **options)
+        self.out = contenders.make(layer, width, **options)
 
     def forward(self, inputs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         if len(inputs) > len(self.places):
@@ -110,6 +110,20 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.norm_out(y + self.out(mixed.permute(2, 0, 1, 3).flatten(2)))
         return y[-len(inputs) :], x
+
+
+class TorchRNN(nn.Module):
+    """What `LanguageModel` is with a dense Elman cell, by torch's own module: a byte is a one-hot vector."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(SYMBOLS, width)
+        self.head = nn.Linear(width, SYMBOLS)
+
+    def forward(self, text: Tensor) -> Tensor:
+        one_hot = F.one_hot(text.T, SYMBOLS).to(self.head.weight.dtype)
+        logits: Tensor = self.head(self.rnn(one_hot)[0])
+        return logits.transpose(0, 1)
 
 
 class DenseElman(torch.autograd.Function):

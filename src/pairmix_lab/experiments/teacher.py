@@ -6,23 +6,55 @@ How far the teacher's SPM is from the identity is the axis of the experiment: th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
+from matplotlib.figure import Figure
 from torch import nn
 
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import near_identity_
 from pairmix.schedule import Schedule
-from pairmix_lab.experiments.classification import scores
-from pairmix_lab.experiments.layers import LAYERS, count_parameters, make_layer
-from pairmix_lab.experiments.training import LARGEST_SIZE, Batch, Recipe
+from pairmix_lab import contenders
+from pairmix_lab.contenders import TRAINED, count_parameters
+from pairmix_lab.experiments import options
+from pairmix_lab.experiments.classification import (
+    DENSE,
+    SPM,
+    Classification,
+    Classified,
+    accuracies,
+    fields,
+    scores,
+)
+from pairmix_lab.experiments.experiment import Demo, StepCases
+from pairmix_lab.report.cells import seeds as seeds_cell
+from pairmix_lab.report.cells import spread
+from pairmix_lab.report.experiment import Case
+from pairmix_lab.report.pictures import WIDE, Picture, legend_below, mean_line, styled
+from pairmix_lab.report.runs import Runs
+from pairmix_lab.report.schema import NOT_NEGATIVE, Value
+from pairmix_lab.report.tables import NamedTable, Table, distinct
+from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe
 
 UNIFORM = "uniform"
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
+ANGLE = Value(f'"{UNIFORM}" or {NOT_NEGATIVE.words}', lambda value: value == UNIFORM or NOT_NEGATIVE.holds(value))
+# What the table of teachers shows, and under which heading.
+AXIS = {
+    DENSE: DENSE,
+    contenders.LOW_RANK.label: contenders.LOW_RANK.label,
+    SPM: "SPM, teacher's pairs: general",
+    contenders.SPM_ROTATION.label: "SPM, teacher's pairs: rotation",
+    contenders.SPM_OTHER_PAIRS.label: "SPM, other pairs: general",
+    contenders.SPM_ROTATION_OTHER_PAIRS.label: "SPM, other pairs: rotation",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +62,7 @@ class Config(Recipe):
     """A student and its teacher.
 
     Attributes:
-        layer: the student's, of `LAYERS`.
+        layer: the student's, of `TRAINED`.
         width: of the input.
         classes: how many labels there are.
         angle_std: how far the teacher is from the identity: the spread of its angles in radians, or `"uniform"` for
@@ -53,7 +85,7 @@ class Config(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("layer", LAYERS)
+        self._check_choice("layer", TRAINED)
         self._check_choice("pairing", PAIRINGS)
         self._check_at_most("width", LARGEST_SIZE)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
@@ -62,7 +94,7 @@ class Config(Recipe):
     @property
     def name(self) -> str:
         """What its files are called."""
-        kind = f"spm-{self.block}-{self.pairing}" if self.layer == "spm" else self.layer
+        kind = f"spm-{self.block}-{self.pairing}" if self.layer == contenders.SPM.key else self.layer
         return f"{kind}-{self.width}-std-{self.angle_std}-seed{self.seed}"
 
 
@@ -107,7 +139,7 @@ class Teacher:
         return nn.Sequential(mixer, nn.ReLU(), head)
 
 
-class Experiment:
+class Task:
     """Fresh batches without end, so that nothing can be learnt by heart."""
 
     def __init__(self, config: Config) -> None:
@@ -125,7 +157,7 @@ class Experiment:
         if config.pairing == "other":
             stages = config.stages or Schedule.butterfly(config.width).stages
             schedule = Schedule.random(config.width, stages, seed=config.seed)
-        return make_layer(config.layer, config.width, block=config.block, stages=config.stages, schedule=schedule)
+        return contenders.make(config.layer, config.width, block=config.block, stages=config.stages, schedule=schedule)
 
     def batch(self, step: int) -> Batch:
         return self.teacher.batch(self.config.batch, step)
@@ -140,3 +172,167 @@ class Experiment:
     def conclude(self, model: nn.Module) -> dict[str, Any]:
         test_set = (self.teacher.batch(1000, (1 << 31) + number) for number in range(10))
         return {**scores(model, test_set, "test"), "mixer_parameters": count_parameters(model[0])}  # type: ignore[index]
+
+
+class TeacherExperiment(Classification):
+    """Students with one layer or another learn from the same teacher."""
+
+    name = "teacher"
+    title = "Compositional teacher"
+    help = "Section 9.1: students learn the labels that an SPM, a ReLU and a dense map decide."
+    text = (
+        "A random SPM, a ReLU and a dense map label normally distributed inputs with one of ten classes. "
+        "Students of that form learn the labels, with one layer or another in the place of the SPM."
+    )
+    config = Config
+    setting, setting_shape = "angle_std", ANGLE
+    fields = fields(angle_std=ANGLE)
+    main_setting = Config.angle_std
+    keeps_variants = False  # they have a table of their own
+    step_cases = StepCases(widths=(256, 512, 1024, 2048))
+    paper = {  # noqa: RUF012
+        256: {DENSE: Classified(0.7730, 2.775), SPM: Classified(0.9941, 5.396)},
+        512: {DENSE: Classified(0.8103, 9.793), SPM: Classified(0.9750, 9.147)},
+        1024: {DENSE: Classified(0.8920, 33.603), SPM: Classified(0.9426, 18.529)},
+        2048: {DENSE: Classified(0.5744, 125.109), SPM: Classified(0.8165, 36.561)},
+    }
+
+    def configs(
+        self,
+        layers: options.Layers = "dense,spm,lowrank",
+        widths: options.Widths = "256,512,1024,2048",
+        seeds: options.Seeds = "0,1,2",
+        angle_stds: Annotated[
+            str, typer.Option(help="How far the teacher is from the identity: spreads of its angles, or uniform.")
+        ] = "0.1",
+        blocks: options.Blocks = "general",
+        pairings: Annotated[
+            str, typer.Option(help="The pairs of SPM: same as the teacher's, other, or both.")
+        ] = "same",
+        steps: options.Steps = Config.steps,
+        batch: options.BatchSize = Config.batch,
+        lr: options.Rate = Config.lr,
+    ) -> list[Config]:
+        return options.grid(
+            Config,
+            width=options.whole_numbers("--widths", widths),
+            angle_std=tuple(map(_angle_std, options.words("--angle-stds", angle_stds))),
+            layer=options.words("--layers", layers, TRAINED),
+            block=options.words("--blocks", blocks, options.BLOCKS),
+            pairing=options.words("--pairings", pairings, PAIRINGS),
+            seed=options.whole_numbers("--seeds", seeds, least=0),
+            steps=steps,
+            batch=batch,
+            lr=lr,
+        )
+
+    def task(self, config: Config, folder: Path | None = None) -> Task:
+        return Task(config)
+
+    def demo(
+        self,
+        width: Annotated[int, typer.Option(min=1, help="The number of features.")] = 256,
+        steps: Annotated[int, typer.Option(min=1, help="Training steps of each student.")] = Config.steps,
+    ) -> Demo:
+        configs = [Config(layer=layer.key, width=width, steps=steps) for layer in (contenders.DENSE, contenders.SPM)]
+        text = (
+            f"The teacher labels {width} random numbers by a short chain of pairwise mixings, a ReLU and a dense map.\n"
+            f"Two students of its form learn from {steps:,} batches of {configs[0].batch}: nn.Linear and SPMLinear.\n"
+        )
+        return Demo(configs, text)
+
+    @property
+    def table_names(self) -> Sequence[str]:
+        return [*super().table_names, f"{self.name}-axis"]
+
+    def case_name(self, case: Case) -> str:
+        angles = f", angles {case.setting}" if case.setting not in (None, self.main_setting) else ""
+        return f"n = {case.width:,}{angles}"  # the main teacher goes without saying
+
+    def notes(self, runs: Runs) -> Iterable[str]:
+        yield (
+            "The paper does not say how far from the identity its teacher is, how the students start, nor the learning "
+            f"rate. Ours is {self.main_setting} radians from the identity where nothing else is said."
+        )
+
+    def tables(self, runs: Runs) -> Iterator[NamedTable]:
+        yield from super().tables(runs)
+        if self.axis_cases(runs):
+            caption = (
+                "Test accuracy in percent by the teacher's distance from the identity: "
+                "the standard deviation of its angles in radians."
+            )
+            yield NamedTable(f"{self.name}-axis", caption, self.axis(runs))
+
+    def pictures(self, runs: Runs) -> Iterator[Picture]:
+        yield from super().pictures(runs)
+        for width in sorted({case.width for case in self.axis_cases(runs)}):
+            alt = f"{self.title}, n = {width:,}: test accuracy against the teacher's distance from the identity"
+            yield Picture(f"{self.name}-axis-{width}", alt, self.axis_picture(runs, width))
+
+    def axis_cases(self, runs: Runs) -> list[Case]:
+        """The teachers of every width at which there is more than the main comparison."""
+        cases = runs.cases(self)
+        more = {
+            case.width
+            for case in cases
+            if case.setting != self.main_setting or any(contenders.labelled(name).settings for name in runs.at[case])
+        }
+        return [case for case in cases if case.width in more]
+
+    def axis(self, runs: Runs) -> Table:
+        """The test accuracy in percent by the teacher's distance from the identity, with other blocks and pairs too."""
+        cases = self.axis_cases(runs)
+        names = distinct([*AXIS, *runs.contenders(cases)])
+        lines = [
+            [
+                f"{case.width:,}",
+                str(case.setting),
+                *(spread(accuracies(runs, case, name), unit=100) for name in names),
+                seeds_cell(runs, case, names),
+            ]
+            for case in cases
+        ]
+        return [["n", "angles, std", *(AXIS.get(name, name) for name in names), "seeds"], *lines]
+
+    @styled
+    def axis_picture(self, runs: Runs, width: int) -> Figure:
+        """Test accuracy against the teacher's distance from the identity; uniformly random angles are the last tick."""
+        figure = Figure(figsize=WIDE)
+        axes = figure.subplots()
+        cases = [case for case in self.axis_cases(runs) if case.width == width]
+        places = _places([case.setting for case in cases])
+        for name in runs.contenders(cases):
+            own = [case for case in cases if runs.of(case, name)]
+            mean_line(
+                axes, [places[case.setting] for case in own], [accuracies(runs, case, name) for case in own], name
+            )
+        if UNIFORM in places and len(places) > 1:
+            axes.axvline(places[UNIFORM] - 0.5, color="grey", linewidth=0.8, linestyle=":")
+        title = f"Teachers of n = {width:,}: test accuracy by distance from the identity"
+        axes.set(xlabel="standard deviation of the teacher's angles, radians", title=title)
+        axes.set_xticks(list(places.values()), [str(angle) for angle in places])
+        axes.yaxis.set_major_formatter("{x:.0%}")
+        legend_below(figure)
+        return figure
+
+
+EXPERIMENT = TeacherExperiment()
+
+
+def _angle_std(word: str) -> float | str:
+    try:
+        return word if word == UNIFORM else float(word)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"must be numbers of radians or {UNIFORM}, got {word!r}", param_hint="--angle-stds"
+        ) from error
+
+
+def _places(angles: Iterable[Any]) -> dict[Any, float]:
+    """Where an angle stands: a step for every doubling; no angle at all and uniform ones a step beyond the others."""
+    angles = list(angles)
+    doublings = {angle: math.log2(angle) for angle in angles if not isinstance(angle, str) and angle > 0}
+    first, last = (min(doublings.values()), max(doublings.values())) if doublings else (0.0, 0.0)
+    beyond = {angle: last + 1 if isinstance(angle, str) else first - 1 for angle in angles if angle not in doublings}
+    return {angle: (doublings | beyond)[angle] for angle in angles}

@@ -7,7 +7,8 @@ from statistics import mode
 
 import numpy as np
 
-from pairmix_lab.report.runs import Case, Runs
+from pairmix_lab.report.experiment import Case
+from pairmix_lab.report.runs import Runs
 from pairmix_lab.report.tables import number
 from pairmix_lab.report.timing import Measured
 
@@ -24,7 +25,7 @@ def spread(values: Sequence[float], *, unit: float = 1, digits: int = 2, sign: s
 
 
 def seeds(runs: Runs, case: Case, contenders: Iterable[str]) -> str:
-    """How many most contenders have, and who has another number."""
+    """The number of seeds that most contenders have, and the contenders with another number."""
     counts = {name: len(runs.of(case, name)) for name in contenders if runs.of(case, name)}
     if not counts:
         return "-"

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pairmix_lab.report import paper
-from pairmix_lab.report.runs import EXPERIMENTS, MAIN_ANGLE_STD, Run, Runs, contender
-from pairmix_lab.report.summary import case_name
+from pairmix_lab import contenders
+from pairmix_lab.report.experiment import Reported
+from pairmix_lab.report.runs import Run, Runs
 from pairmix_lab.report.tables import Table, distinct
 
-OF_SPM_ONLY = {"block", "pairing", "stages"}
+OF_SPM_ONLY = {*contenders.VARIANT_SETTINGS, "stages"}
 """Settings that other layers have and do not use."""
 
 
 def choices(runs: Runs) -> Table:
     """Every setting of the runs: a line for each, a column for each experiment."""
-    by_experiment = {name: _of_experiment(runs, name) for name in EXPERIMENTS if runs.cases(name)}
+    by_experiment = {one.title: chosen for one in runs.experiments if (chosen := of_experiment(runs, one))}
     settings = distinct(key for chosen in by_experiment.values() for run in chosen for key in run["config"])
     return [
-        ["", *(EXPERIMENTS[name] for name in by_experiment)],
+        ["", *by_experiment],
         *(
             [setting.replace("_", " "), *(_values(chosen, setting) for chosen in by_experiment.values())]
             for setting in settings
@@ -32,30 +31,9 @@ def choices(runs: Runs) -> Table:
 
 def notes(runs: Runs) -> list[str]:
     """What is not as in the paper, not alike between layers, or not there; each a sentence or two."""
-    found = []
-    if runs.cases("teacher"):
-        found.append(
-            "The paper does not say how far from the identity its teacher is, how the students start, nor the learning "
-            f"rate. Ours is {MAIN_ANGLE_STD} radians from the identity where nothing else is said."
-        )
-    if runs.cases("agnews"):
-        data = distinct(run["outcome"].get("data", "not named") for run in _of_experiment(runs, "agnews"))
-        found.append(
-            f"The paper trained on {paper.AG_NEWS_TRAIN_ROWS:,} rows of AG News. Ours: {'; '.join(data)}. "
-            "Accuracies on different rows cannot be compared; those of our layers with each other can."
-        )
-    if runs.cases("shakespeare"):
-        rows = [
-            f"{layer} at step {row.step:,}: {row.valid_nll:.2f} nats are {row.valid_nll / math.log(2):.2f} bits, "
-            f"printed is {row.valid_bpc:.2f}"
-            for layer, row in paper.inconsistent()
-        ]
-        found.append(
-            "The paper does not say which kind of network its Shakespeare model is. "
-            f"Its columns of nats and bits disagree in places ({'; '.join(rows)})."
-        )
+    found = [note for experiment in runs.experiments if runs.cases(experiment) for note in experiment.notes(runs)]
     found += _differences(runs)
-    missing = [title for name, title in EXPERIMENTS.items() if not runs.cases(name)]
+    missing = [experiment.title for experiment in runs.experiments if not runs.cases(experiment)]
     if missing:
         found.append(f"Not run: {', '.join(missing)}.")
     return [*found, *runs.left_out]
@@ -79,7 +57,7 @@ def commands(runs: Runs) -> list[str]:
 def _differences(runs: Runs) -> Iterable[str]:
     """Where layers were not trained alike: a sentence for each difference, with all cases that have it."""
     where: dict[str, list[str]] = {}
-    for experiment, title in EXPERIMENTS.items():
+    for experiment in runs.experiments:
         for case in runs.cases(experiment):
             configs = {name: runs.of(case, name)[0]["config"] for name in runs.contenders([case])}
             for setting in ("steps", "batch", "lr", "decay"):
@@ -87,7 +65,7 @@ def _differences(runs: Runs) -> Iterable[str]:
                 if len(set(values.values())) > 1:
                     listed = ", ".join(f"{name} {value}" for name, value in values.items())
                     difference = f"not the same {setting} for all: {listed}"
-                    where.setdefault(difference, []).append(f"{title}, {case_name(case)}")
+                    where.setdefault(difference, []).append(f"{experiment.title}, {experiment.case_name(case)}")
     return [f"{'; '.join(cases)}: {difference}." for difference, cases in where.items()]
 
 
@@ -105,17 +83,20 @@ def _described(together: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def _of_experiment(runs: Runs, experiment: str) -> list[Run]:
+def of_experiment(runs: Runs, experiment: Reported) -> list[Run]:
+    """All runs of an experiment."""
     return [run for case in runs.cases(experiment) for chosen in runs.at[case].values() for run in chosen]
 
 
 def _values(chosen: Sequence[Run], setting: str) -> str:
     """All values of a setting; with the layers that have them if each layer has only one."""
-    used = [run for run in chosen if setting not in OF_SPM_ONLY or run["config"]["layer"] == "spm"]
+    used = [run for run in chosen if setting not in OF_SPM_ONLY or run["config"]["layer"] == contenders.SPM.key]
     found = sorted((run for run in used if setting in run["config"]), key=lambda run: _order(run["config"][setting]))
     layers: dict[str, list[str]] = {}
     for run in found:
-        layers.setdefault(_value(run["config"][setting]), []).append(contender(run["config"]))
+        value, config = run["config"][setting], run["config"]
+        value = contenders.named(value).label if setting == "layer" else _value(value)
+        layers.setdefault(value, []).append(contenders.of_config(config).label)
     if not layers:
         return "-"
     names = {value: distinct(many) for value, many in layers.items()}

@@ -13,11 +13,11 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 
 from pairmix_lab.files import atomic
-from pairmix_lab.report import curves, experiments, notes
+from pairmix_lab.report import notes
 from pairmix_lab.report.cells import MARK
-from pairmix_lab.report.curves import Picture
-from pairmix_lab.report.runs import EXPERIMENTS, Runs
-from pairmix_lab.report.summary import case_name, headline
+from pairmix_lab.report.experiment import Reported
+from pairmix_lab.report.pictures import Picture
+from pairmix_lab.report.runs import Runs
 from pairmix_lab.report.tables import Table
 
 
@@ -40,31 +40,18 @@ class Section:
     pictures: list[Picture]
 
 
-TEXTS = {
-    "teacher": "A random SPM, a ReLU and a dense map label normally distributed inputs with one of ten classes. "
-    "Students of that form learn the labels, with one layer or another in the place of the SPM.",
-    "agnews": "News articles of four classes, as hashed sparse features. One layer or another maps n features onto n; "
-    "a softmax over the classes follows.",
-    "shakespeare": "A model of the next character. NLL is the negative log-likelihood of the validation part in nats, "
-    "BPC the same in bits per character; less is better.",
-}
-ACCURACY = (
-    "Test accuracy in percent: mean ± standard deviation over seeds. "
-    "The gap is SPM less dense, for the seeds that both have."
-)
-
-
 def write(runs: Runs, path: Path, pictures: Path | None = None) -> None:
     """Write the page, whole or not at all.
 
     Args:
-        runs: what it tells of.
+        runs: those that it is about.
         path: the HTML file.
         pictures: a folder for all pictures of the page, as SVG and PNG; None for none.
     """
-    sections = [section(runs, name) for name in EXPERIMENTS if runs.cases(name)]
+    ran = [experiment for experiment in runs.experiments if runs.cases(experiment)]
+    sections = [section(runs, experiment) for experiment in ran]
     html = _template().render(
-        headlines=[headline(runs, part.name) for part in sections],
+        headlines=[found for experiment in ran if (found := experiment.headline(runs)) is not None],
         sections=sections,
         samples=list(samples(runs)),
         choices=notes.choices(runs),
@@ -82,39 +69,21 @@ def write(runs: Runs, path: Path, pictures: Path | None = None) -> None:
             file.write(content)
 
 
-def section(runs: Runs, experiment: str) -> Section:
+def section(runs: Runs, experiment: Reported) -> Section:
     """The tables and pictures of an experiment that was run."""
-    if experiment == "shakespeare":
-        tables = [("Where training ended, on the whole validation part.", experiments.shakespeare(runs))]
-        tables += [
-            (f"As training went on: {case_name(case)}.", experiments.shakespeare_steps(runs, case))
-            for case in runs.cases(experiment)
-        ]
-    else:
-        tables = [
-            (ACCURACY, experiments.accuracy(runs, experiment)),
-            ("The cost of a training step, and the size of the layer.", experiments.cost(runs, experiment)),
-        ]
-    if experiment == "teacher" and experiments.axis_cases(runs):
-        tables.append(
-            (
-                "Test accuracy in percent by the teacher's distance from the identity: "
-                "the standard deviation of its angles in radians.",
-                experiments.teacher_axis(runs),
-            )
-        )
-    found = list(curves.pictures(runs, experiment))
-    return Section(experiment, EXPERIMENTS[experiment], TEXTS[experiment], tables, found)
+    tables = [(one.caption, one.table) for one in experiment.tables(runs)]
+    return Section(experiment.name, experiment.title, experiment.text, tables, list(experiment.pictures(runs)))
 
 
 def samples(runs: Runs) -> Iterator[tuple[str, list[str]]]:
-    """What the language models write: a title, and the texts of the first seed."""
-    for case in runs.cases("shakespeare"):
-        for name in runs.contenders([case]):
-            first = runs.of(case, name)[0]
-            texts = first["outcome"].get("samples", [])
-            if texts:
-                yield f"{name}, {case_name(case)}, after {first['config']['steps']:,} steps", texts
+    """The texts that models wrote: a title, and the texts of the first seed."""
+    for experiment in runs.experiments:
+        for case in runs.cases(experiment):
+            for name in runs.contenders([case]):
+                first = runs.of(case, name)[0]
+                texts = first["outcome"].get("samples", [])
+                if texts:
+                    yield f"{name}, {experiment.case_name(case)}, after {first['config']['steps']:,} steps", texts
 
 
 def headings(header: list[str]) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""What a result must hold for the tables and pictures of a report, which then need not doubt it."""
+"""The fields that a result must have. Tables and pictures are made only from results that have been checked."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from typing import Any, Protocol
 
 from pairmix_lab.results import in_words
 
+STEPS = "steps"
+"""In the place of an experiment's name: the result has times of training steps."""
 
-def check(run: Mapping[str, Any], path: Path) -> None:
+
+def check(run: Mapping[str, Any], path: Path, kinds: Mapping[str, Shape]) -> None:
     """Make sure that a loaded result can be reported.
+
+    Args:
+        run: the result.
+        path: its file.
+        kinds: what a result must be, by the experiment that it names; others need little.
 
     Raises:
         ValueError: names the file, the field, what it must be and what it is.
     """
     try:
-        EXPERIMENTS.get(experiment_of(run) or "", OTHER).check("", run)
+        kinds.get(str(run["config"].get("experiment")), OTHER).check("", run)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def experiment_of(run: Mapping[str, Any]) -> str | None:
-    """The experiment that a result is of, "steps" for times of its steps; None for another benchmark."""
-    name = run["config"].get("experiment")
-    return name if isinstance(name, str) and name in EXPERIMENTS else None
 
 
 class Shape(Protocol):
@@ -144,7 +146,6 @@ LOSS = Value(  # a run may diverge
     f"{NOT_NEGATIVE.words} or NaN",
     lambda value: NOT_NEGATIVE.holds(value) or (isinstance(value, float) and math.isnan(value)),
 )
-ANGLE = Value(f'"uniform" or {NOT_NEGATIVE.words}', lambda value: value == "uniform" or NOT_NEGATIVE.holds(value))
 QUARTILES = Value(
     f"two numbers in {POSITIVE.words.split()[-1]}, the lower first",
     lambda value: (
@@ -166,12 +167,12 @@ _ORIGIN: dict[str, Shape] = {
 OTHER = Object(_ABOUT)
 
 
-def _training(config: Mapping[str, Shape], outcome: Mapping[str, Shape], row: Mapping[str, Shape]) -> Object:
-    """A run of an experiment with these fields of its own; all settings of a run are shown."""
+def training(config: Mapping[str, Shape], outcome: Mapping[str, Shape], row: Mapping[str, Shape]) -> Object:
+    """A training run, with fields of its experiment; all settings of a run are shown, so all are checked."""
     recipe = {"layer": NAME, "width": WIDTH, "seed": COUNT, "steps": AT_LEAST_ONE, "batch": AT_LEAST_ONE}
     settings = {"lr": NOT_NEGATIVE, "decay": TEXT, "stages": nullable(COUNT)}
     ended: dict[str, Shape] = {"finished": FLAG, "step": COUNT, "data": TEXT, "samples": ListOf(TEXT)}
-    history = Object({"step": AT_LEAST_ONE, "train_loss": LOSS}, row)
+    history = Object({"step": AT_LEAST_ONE, "train_loss": LOSS}, {"valid_loss": nullable(LOSS), **row})
     return Object(
         {
             **_ABOUT,
@@ -183,15 +184,10 @@ def _training(config: Mapping[str, Shape], outcome: Mapping[str, Shape], row: Ma
     )
 
 
-_CLASSIFIED = {"test_accuracy": SHARE, "mixer_parameters": COUNT}
-_VALIDATED = {"valid_loss": nullable(LOSS)}
-_STEP_TIME = Object(
-    {"experiment": TEXT, "width": WIDTH, "layer": NAME, "batch": AT_LEAST_ONE, "ms": POSITIVE, "ms_iqr": QUARTILES},
-    {"speedup": nullable(POSITIVE), "speedup_iqr": nullable(QUARTILES), "threads": AT_LEAST_ONE, "cell": NAME},
-)
-EXPERIMENTS = {
-    "teacher": _training({"angle_std": ANGLE}, _CLASSIFIED, {**_VALIDATED, "valid_accuracy": SHARE}),
-    "agnews": _training({}, _CLASSIFIED, {**_VALIDATED, "valid_accuracy": SHARE}),
-    "shakespeare": _training({"cell": NAME}, {"valid_loss": LOSS, "valid_bpc": LOSS}, _VALIDATED),
-    "steps": Object({**_ABOUT, "rows": ListOf(_STEP_TIME)}, _ORIGIN),
-}
+def step_times(settings: Mapping[str, Shape]) -> Object:
+    """Times of training steps; a row may have settings that tell cases of one width apart."""
+    row = Object(
+        {"experiment": TEXT, "width": WIDTH, "layer": NAME, "batch": AT_LEAST_ONE, "ms": POSITIVE, "ms_iqr": QUARTILES},
+        {"speedup": nullable(POSITIVE), "speedup_iqr": nullable(QUARTILES), "threads": AT_LEAST_ONE, **settings},
+    )
+    return Object({**_ABOUT, "rows": ListOf(row)}, _ORIGIN)

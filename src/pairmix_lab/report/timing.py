@@ -5,7 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import NamedTuple
 
-from pairmix_lab.report.runs import DENSE, Case, Runs
+from pairmix_lab.contenders import DENSE
+from pairmix_lab.report.experiment import Case
+from pairmix_lab.report.runs import Runs
 
 
 class Measured(NamedTuple):
@@ -23,7 +25,7 @@ class Measured(NamedTuple):
 
 def step_time(runs: Runs, case: Case, contender: str) -> Measured | None:
     """The milliseconds of a training step; None if it never ran."""
-    row = runs.steps.get((case._replace(angle_std=None), contender))
+    row = runs.step_time(case, contender)
     if row is not None:
         return Measured(row["ms"], tuple(row["ms_iqr"]))
     return _of_training(runs, case, contender)
@@ -34,10 +36,10 @@ def speedup(runs: Runs, case: Case, contender: str) -> Measured | None:
 
     Both times are of the same kind: in turns, or in training.
     """
-    row = runs.steps.get((case._replace(angle_std=None), contender))
+    row = runs.step_time(case, contender)
     if row is not None and row.get("speedup") and row.get("speedup_iqr"):
         return Measured(row["speedup"], tuple(row["speedup_iqr"]))
-    dense, own = _of_training(runs, case, DENSE), _of_training(runs, case, contender)
+    dense, own = _of_training(runs, case, DENSE.label), _of_training(runs, case, contender)
     return Measured(dense.value / own.value, None) if dense and own else None
 
 

@@ -3,17 +3,21 @@
 import sys
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
+from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
+from pairmix_lab.bench.benchmarks import BENCHMARKS
+from pairmix_lab.experiments import initialisation
 
 MODULES = {
-    "init": cli.bench.bench_init,
+    "init": initialisation,
     "operator": cli.bench.bench_operator,
-    "operator --grid": cli.bench.operator_grid,
-    "operator --latency": cli.bench.operator_latency,
-    "operator --scaling": cli.bench.operator_scaling,
-    "operator --variants": cli.bench.operator_variants,
+    "operator --grid": operator_grid,
+    "operator --latency": operator_latency,
+    "operator --scaling": operator_scaling,
+    "operator --variants": operator_variants,
     "modules": cli.bench.bench_modules,
     "steps": cli.bench.bench_steps,
 }
@@ -74,12 +78,8 @@ def test_the_command_is_the_one_that_was_typed(bench, monkeypatch, tmp_path):
     monkeypatch.setattr(cli.bench, "show", lambda table: None)
     saved = []
     monkeypatch.setattr(results, "save", lambda path, command, *rest, **data: saved.append(command))
-    for plot in (cli.bench.plots.initialisations, cli.bench.plots.modules, cli.bench.plots.steps):
-        monkeypatch.setattr(cli.bench.plots, plot.__name__, lambda rows, path: None)
-    modes = {
-        name: (module, table, lambda rows, path: None) for name, (module, table, _) in cli.bench.OPERATOR_MODES.items()
-    }
-    monkeypatch.setattr(cli.bench, "OPERATOR_MODES", modes)
+    for benchmark in BENCHMARKS.values():
+        monkeypatch.setattr(benchmark, "picture", lambda rows: Figure())
     result = bench(lambda *arguments: iter(()))
     assert result.exit_code == 0, result.output
     assert saved == ["pairmix bench 'what was' typed"]

@@ -5,7 +5,6 @@ from typer.testing import CliRunner
 from pairmix_lab import cli, results
 from pairmix_lab.bench import memory, modules
 from pairmix_lab.bench.modules import Case
-from pairmix_lab.report import tables
 
 TINY = tuple(Case(kind, 8, 3, 2) for kind in ("RNN", "GRU", "LSTM", "attention", "encoder layer"))
 
@@ -25,7 +24,7 @@ def test_every_kind_is_compared_with_torch_s():
             assert theirs[task]["speedup"] == 1
             low, high = ours[task]["speedup_iqr"]
             assert 0 < low <= ours[task]["speedup"] <= high
-    recurrent = tables.of_kinds(tables.modules, "GRU", "LSTM")(rows)
+    recurrent = modules.of_kinds(modules.table, "GRU", "LSTM")(rows)
     assert [line[0] for line in recurrent[1:]] == ["GRU", "SPMGRU", "LSTM", "SPMLSTM"]
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from oracle import assert_agrees
 from pairmix import SPMLinear, ops
 from pairmix_lab import cli, results
 from pairmix_lab.bench import (
@@ -19,19 +18,17 @@ from pairmix_lab.bench import (
     operator_scaling,
     operator_variants,
 )
-from pairmix_lab.bench.contenders import (
+from pairmix_lab.bench.memory import peak_of_training
+from pairmix_lab.bench.operator_variants import Kind
+from pairmix_lab.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
+from pairmix_lab.contenders import (
     DENSE,
     LOW_RANK,
-    LOW_RANK_64,
     SPM,
-    Kind,
-    Monarch,
-    contenders,
-    divisor_near_root,
+    LowRank,
+    count_parameters,
+    timed_at,
 )
-from pairmix_lab.bench.memory import peak_of_training
-from pairmix_lab.bench.timing import MIN_ROUNDS, interleaved, measured, ratios, settings, training_step
-from pairmix_lab.experiments.layers import LowRank, count_parameters
 from pairmix_lab.report import tables
 
 TINY = {"seconds": 0.0, "threads": (1,)}
@@ -43,7 +40,7 @@ def _no_processes(monkeypatch):
 
 
 class FakeClock:
-    """Time passes only when somebody is called."""
+    """Time passes only when a function is called."""
 
     def __init__(self):
         self.now = 0.0
@@ -117,40 +114,10 @@ def test_threads_are_restored():
     assert torch.get_num_threads() == before
 
 
-class TestContenders:
-    def test_low_rank_has_the_size_of_spm_rounded_up(self):
-        for n in (64, 100, 129):
-            builds = contenders(n)
-            spm, low_rank = count_parameters(builds[SPM]()), count_parameters(builds[LOW_RANK]())
-            assert 0 <= low_rank - spm < 2 * n
-
-    def test_rank_64_only_where_it_is_low(self):
-        assert LOW_RANK_64 not in contenders(128)
-        assert count_parameters(contenders(130)[LOW_RANK_64]()) == 2 * 64 * 130 + 130
-
-    @pytest.mark.parametrize(("n", "blocks"), [(64, 8), (512, 16), (1000, 25), (7, 1)])
-    def test_blocks_of_monarch(self, n, blocks):
-        assert divisor_near_root(n) == blocks
-
-    def test_monarch_is_two_block_diagonal_matrices(self):
-        layer = Monarch(12)  # blocks of 4, then of 3
-        x = torch.randn(5, 12)
-
-        def plain(dtype):
-            first, second = (torch.block_diag(*factor).to(dtype) for factor in (layer.first, layer.second))
-            between = (x.to(dtype) @ first).view(5, 3, 4).transpose(1, 2).reshape(5, 12) @ second
-            return between.view(5, 4, 3).reshape(5, 12) + layer.bias.to(dtype)
-
-        assert_agrees(layer(x), plain)
-
-    def test_all_run(self):
-        for name, build in contenders(32).items():
-            assert build()(torch.randn(3, 32)).shape == (3, 32), name
-
-    def test_names_of_kinds(self):
-        assert Kind(8, 8).name == "8"
-        assert Kind(4, 8, block="rotation", dtype="bfloat16").name == "4 -> 8 rotation bfloat16"
-        assert Kind(64, 64, schedule="brick").layer().stages == 6
+def test_names_of_kinds():
+    assert Kind(8, 8).name == "8"
+    assert Kind(4, 8, block="rotation", dtype="bfloat16").name == "4 -> 8 rotation bfloat16"
+    assert Kind(64, 64, schedule="brick").layer().stages == 6
 
 
 class TestMemory:
@@ -225,16 +192,16 @@ class TestBounds:
         monkeypatch.setattr(ops.cpu, "multiply_adds_per_second", lambda: 1e9)
         rows = list(operator.run(operator.Config(widths=(8,), batch=4, **TINY)))
         assert seen == {task: {"copy", "multiply_adds"} for task in ("train", "inference")}
-        (spm,) = (row for row in rows if row["layer"] == SPM)
+        (spm,) = (row for row in rows if row["layer"] == SPM.key)
         assert spm["train"]["multiply_adds_per_second"] == 1e9
 
     def test_the_table_shows_no_share_of_a_disturbed_bound(self):
         share = {"multiply_adds_per_second": 1e9, "bytes_per_second": 1e9, "of_arithmetic": 0.5, "of_bandwidth": 1.25}
         row = {"n": 8, "threads": 1, "train": {**share, "disturbed_bounds": ["bandwidth"]}, "inference": share}
-        table = tables.operator_bounds([row])
+        table = operator.bounds_table([row])
         assert table[1][3:] == ["50%", "disturbed", "50%", "125%"]
         assert tables.markdown(table).endswith("\n\n" + tables.DISTURBED_NOTE)
-        assert tables.DISTURBED_NOTE not in tables.markdown(tables.operator_bounds([row | {"train": share}]))
+        assert tables.DISTURBED_NOTE not in tables.markdown(operator.bounds_table([row | {"train": share}]))
 
 
 def check_measured(measured, *names):
@@ -246,13 +213,13 @@ def check_measured(measured, *names):
 class TestRows:
     def test_operator(self):
         rows = list(operator.run(operator.Config(widths=(130,), batch=4, **TINY)))
-        assert [row["layer"] for row in rows] == list(contenders(130))
+        assert [row["layer"] for row in rows] == list(timed_at(130))
         for row in rows:
             assert row.keys() >= {"threads", "impl", "n", "batch", "parameters", "bytes_kept", "peak_bytes"}
-            assert (row["train"].keys() >= {"of_arithmetic", "of_bandwidth"}) == (row["layer"] == SPM)
+            assert (row["train"].keys() >= {"of_arithmetic", "of_bandwidth"}) == (row["layer"] == SPM.key)
             for task in ("train", "inference"):
                 check_measured(row[task], "speedup")
-                assert row["layer"] != DENSE or row[task]["speedup"] == 1
+                assert row["layer"] != DENSE.key or row[task]["speedup"] == 1
 
     def test_grid_leaves_out_what_takes_too_long(self):
         config = operator_grid.Config(widths=(8,), batches=(1, 4), schedules=("butterfly", "brick"), **TINY)
@@ -266,7 +233,7 @@ class TestRows:
 
     def test_latency(self):
         rows = list(operator_latency.run(operator_latency.Config(widths=(8,), **TINY)))
-        assert [row["layer"] for row in rows] == [DENSE, SPM, LOW_RANK]
+        assert [row["layer"] for row in rows] == [DENSE.key, SPM.key, LOW_RANK.key]
         check_measured(rows[1]["inference"], "speedup")
 
     def test_scaling(self):

@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,14 +9,22 @@ from typer.testing import CliRunner
 from oracle import assert_agrees
 from pairmix_lab import cli, results
 from pairmix_lab.bench import steps
-from pairmix_lab.bench.steps import REST, Config, TorchRNN
-from pairmix_lab.experiments.language_models import LanguageModel
-from pairmix_lab.report import tables
+from pairmix_lab.bench.steps import Config
+from pairmix_lab.contenders import REST
+from pairmix_lab.experiments.language_models import LanguageModel, TorchRNN
 
-TINY = {
-    **{"teacher_widths": (8,), "agnews_widths": (8, 16), "shakespeare_widths": (16,)},
-    **{"dense_up_to": 8, "seconds": 0.0, "threads": (1,)},
-}
+LIMITS = {"dense_up_to": 8, "seconds": 0.0, "threads": (1,)}
+
+
+def tiny(teacher=(), agnews=(), shakespeare=(), **settings):
+    """Small widths of each experiment."""
+    widths = {"teacher": teacher, "agnews": agnews, "shakespeare": shakespeare}
+    cases = {name: replace(one, widths=widths[name]) for name, one in steps.all_cases().items()}
+    cases["shakespeare"] = replace(cases["shakespeare"], settings={"cell": "rnn", **settings})
+    return {"cases": cases, **LIMITS}
+
+
+TINY = tiny(teacher=(8,), agnews=(8, 16), shakespeare=(16,))
 
 
 @pytest.fixture
@@ -34,9 +43,9 @@ def folder(tmp_path, monkeypatch):
 def test_rows(folder):
     rows = list(steps.run(Config(**TINY), folder))
     assert [(row["experiment"], row["width"], row["layer"]) for row in rows] == [
-        *(("teacher", 8, layer) for layer in ("dense", "spm", "lowrank", REST)),
-        *(("agnews", 8, layer) for layer in ("dense", "spm", "lowrank", "softmax", REST)),
-        *(("agnews", 16, layer) for layer in ("spm", "lowrank", "softmax", REST)),
+        *(("teacher", 8, layer) for layer in ("dense", "spm", "lowrank", REST.key)),
+        *(("agnews", 8, layer) for layer in ("dense", "spm", "lowrank", "softmax", REST.key)),
+        *(("agnews", 16, layer) for layer in ("spm", "lowrank", "softmax", REST.key)),
         *(("shakespeare", 16, layer) for layer in ("spm", "lowrank", "torch.nn.RNN")),
     ]
     for row in rows:
@@ -51,9 +60,7 @@ def test_rows(folder):
 
 @pytest.mark.parametrize("cell", ["gru", "attention"])
 def test_only_the_elman_cell_is_compared_with_torchs(folder, cell):
-    config = Config(
-        **{**TINY, "teacher_widths": (), "agnews_widths": (), "shakespeare_widths": (64,), "dense_up_to": 64}, cell=cell
-    )
+    config = Config(**{**tiny(shakespeare=(64,), cell=cell), "dense_up_to": 64})
     rows = list(steps.run(config, folder))
     assert [(row["layer"], row["cell"]) for row in rows] == [("dense", cell), ("spm", cell), ("lowrank", cell)]
 
@@ -65,7 +72,7 @@ def test_every_layer_takes_the_same_batch(folder, monkeypatch):
         seen.append((len(model), inputs, labels))
 
     monkeypatch.setattr(steps, "timed_step", timed)
-    list(steps.run(Config(**{**TINY, "agnews_widths": (), "shakespeare_widths": ()})))
+    list(steps.run(Config(**tiny(teacher=(8,)))))
     _, first, first_labels = seen[0]
     assert all(inputs.data_ptr() == first.data_ptr() and labels is first_labels for _, inputs, labels in seen)
     # Without the layer the gradient of what it would have given is still computed.
@@ -94,13 +101,13 @@ def test_summary():
     def row(layer, ms, width=8, **more):
         return {"experiment": "teacher", "width": width, "threads": 2, "layer": layer, "ms": ms, **more}
 
-    times = [row("dense", 8.0, speedup=1.0), row("spm", 2.0, speedup=4.0), row(REST, 0.5, speedup=16.0)]
-    header, both, alone = tables.steps_summary([*times, row("spm", 3.0, width=1024), row("lowrank", 5.0, width=1024)])
+    times = [row("dense", 8.0, speedup=1.0), row("spm", 2.0, speedup=4.0), row(REST.key, 0.5, speedup=16.0)]
+    header, both, alone = steps.summary([*times, row("spm", 3.0, width=1024), row("lowrank", 5.0, width=1024)])
     assert dict(zip(header, both, strict=True)) == {
-        **{"experiment": "teacher", "n": "8", "dense, ms": "8.00", "low rank": "-", "SPM": "2.00"},
+        **{"experiment": "Compositional teacher", "n": "8", "dense, ms": "8.00", "low rank": "-", "SPM": "2.00"},
         **{"all but the layer": "0.500", "**dense / SPM**": "**4.00**"},
     }
-    assert alone == ["teacher", "1,024", "-", "5.00", "3.00", "-", "-"]
+    assert alone == ["Compositional teacher", "1,024", "-", "5.00", "3.00", "-", "-"]
 
 
 def command(*arguments):
@@ -112,7 +119,10 @@ def test_command(folder, monkeypatch):
     result = command("--data", folder, "--out", folder, "--seconds", 0, "--threads", 1)
     assert result.exit_code == 0, result.output
     saved = results.load(folder / "steps.json")
-    assert saved["config"]["experiment"] == "steps"
+    assert saved["config"] == {
+        **{"experiment": "steps", "keep_memory": False, "cell": "rnn", "dense_up_to": 8, "seconds": 0, "threads": [1]},
+        **{"teacher_widths": [8], "agnews_widths": [8, 16], "shakespeare_widths": [16]},
+    }
     assert {row["experiment"] for row in saved["rows"]} == {"teacher", "agnews", "shakespeare"}
     assert (folder / "steps.png").read_bytes().startswith(b"\x89PNG")
     assert "torch.nn.RNN" in result.output
@@ -122,14 +132,14 @@ def test_command(folder, monkeypatch):
 def test_freed_memory_is_kept_only_if_asked_for(folder, monkeypatch, flag):
     calls = []
     monkeypatch.setattr(cli.bench.allocator, "keep_freed_memory", lambda: calls.append("kept"))
-    monkeypatch.setattr(steps, "Config", partial(Config, **{**TINY, "agnews_widths": (), "shakespeare_widths": ()}))
+    monkeypatch.setattr(steps, "Config", partial(Config, **tiny(teacher=(8,))))
     assert command("--out", folder, "--seconds", 0, *flag).exit_code == 0
     assert len(calls) == len(flag)
     assert results.load(folder / "steps.json")["config"]["keep_memory"] == bool(flag)
 
 
 def test_without_the_data_it_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "Config", partial(Config, **{**TINY, "teacher_widths": ()}))
+    monkeypatch.setattr(steps, "Config", partial(Config, **tiny(agnews=(8, 16), shakespeare=(16,))))
     result = command("--data", tmp_path, "--out", tmp_path, "--seconds", 0)
     assert result.exit_code == 1
     assert "pass --data DIR" in result.output

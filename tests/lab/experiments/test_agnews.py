@@ -8,12 +8,12 @@ import pytest
 import torch
 from small_runs import assert_same, stop_at
 
-from pairmix_lab.cli.train import grid
+from pairmix_lab.contenders import count_parameters
 from pairmix_lab.experiments import agnews, data
-from pairmix_lab.experiments.agnews import MODELS, Config, Experiment
+from pairmix_lab.experiments.agnews import MODELS, Config, Task
 from pairmix_lab.experiments.data import DataError
-from pairmix_lab.experiments.layers import count_parameters
-from pairmix_lab.experiments.training import train
+from pairmix_lab.experiments.options import grid
+from pairmix_lab.training.loop import train
 
 WORDS = {"1": "treaty embassy", "2": "goalkeeper overtime", "3": "dividend merger", "4": "telescope compiler"}
 TRAIN, TEST = 200, 40
@@ -41,7 +41,7 @@ def experiment(folder, **options):
     """One that remembers nothing of those before."""
     agnews._hashed.cache_clear()
     agnews._order.cache_clear()
-    return Experiment(Config(**{"width": 512, "batch": 32, **options}), folder)
+    return Task(Config(**{"width": 512, "batch": 32, **options}), folder)
 
 
 def items(batches):
@@ -197,7 +197,7 @@ def test_it_knows_the_hashes_of_its_files(folder):
         for name in ("train.csv", "test.csv")
     }
     assert experiment(folder).data == expected
-    assert data.hashes(data.AGNEWS, folder) == expected
+    assert data.hashes(agnews.AGNEWS, folder) == expected
 
 
 def test_the_whole_is_called_by_its_name(folder, monkeypatch):

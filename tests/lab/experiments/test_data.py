@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pairmix_lab.experiments.data import AGNEWS, SHAKESPEARE, DataError, Dataset, fetch, read_agnews, read_shakespeare
+from pairmix_lab.experiments.agnews import AGNEWS, read_agnews
+from pairmix_lab.experiments.data import DataError, Dataset, fetch
+from pairmix_lab.experiments.shakespeare import SHAKESPEARE, read_shakespeare
 
 BODY = bytes(range(256)) * 1000
 HASHES = {"train.csv": f"md5:{hashlib.md5(BODY).hexdigest()}", "test.csv": f"sha256:{hashlib.sha256(b'').hexdigest()}"}
@@ -93,12 +95,12 @@ def test_a_server_need_not_say_how_long_the_file_is(server):
 
 
 FAULTS = {
-    "wrong body": ({"body": BODY[::-1]}, "what came is not the original .*md5:"),
+    "wrong body": ({"body": BODY[::-1]}, "the download does not match its checksum .*md5:"),
     "cut": ({"body": BODY[:100_000]}, r"the connection was cut .*100000 bytes read, 156000 more expected"),
-    "cut, unnoticed": ({"body": BODY[:100_000], "length": None}, "what came is not the original"),
+    "cut, unnoticed": ({"body": BODY[:100_000], "length": None}, "the download does not match its checksum"),
     "cut at once": ({"body": b""}, "the connection was cut"),
-    "not found": ({"status": 404}, "the server does not give it .*404"),
-    "broken server": ({"status": 500}, "the server does not give it .*500"),
+    "not found": ({"status": 404}, "the server refused it .*404"),
+    "broken server": ({"status": 500}, "the server refused it .*500"),
 }
 
 

@@ -7,8 +7,8 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from oracle import assert_agrees
+from pairmix_lab.contenders import TRAINED
 from pairmix_lab.experiments.language_models import CELLS, DenseElman, LanguageModel, generate
-from pairmix_lab.experiments.layers import LAYERS
 
 WIDTHS = {"rnn": 7, "gru": 6, "attention": 128}
 BATCH, LENGTH = 3, 9
@@ -129,7 +129,7 @@ def test_attention_by_hand():
     assert_agrees(with_gradients(model(text), model.parameters()), plain)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", TRAINED)
 @pytest.mark.parametrize("cell", CELLS)
 def test_no_logits_depend_on_a_later_byte_and_all_later_ones_on_an_earlier(cell, layer):
     model, text = model_of(layer, cell), text_of()
@@ -140,7 +140,7 @@ def test_no_logits_depend_on_a_later_byte_and_all_later_ones_on_an_earlier(cell,
     assert difference[:, 4:].min() > 1e-9
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", TRAINED)
 @pytest.mark.parametrize("cell", CELLS)
 def test_reading_in_pieces_is_reading_in_one_go(cell, layer):
     model, text = model_of(layer, cell), text_of()

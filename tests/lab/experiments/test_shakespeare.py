@@ -6,13 +6,13 @@ import torch
 from small_runs import assert_same, stop_at
 from torch.nn import functional as F
 
-from pairmix_lab.cli.train import grid
+from pairmix_lab.contenders import TRAINED, count_parameters
 from pairmix_lab.experiments import shakespeare
 from pairmix_lab.experiments.data import DataError
 from pairmix_lab.experiments.language_models import CELLS
-from pairmix_lab.experiments.layers import LAYERS, count_parameters
-from pairmix_lab.experiments.shakespeare import Config, Experiment
-from pairmix_lab.experiments.training import train
+from pairmix_lab.experiments.options import grid
+from pairmix_lab.experiments.shakespeare import Config, Task
+from pairmix_lab.training.loop import train
 
 COUNTING = bytes(range(250))  # every byte says where it is; 225 for training
 VALID = COUNTING[225:]
@@ -26,7 +26,7 @@ def make(tmp_path, monkeypatch):
     def make(text=COUNTING, **options):
         (tmp_path / "shakespeare").mkdir(exist_ok=True)
         (tmp_path / "shakespeare" / "input.txt").write_bytes(text)
-        return Experiment(Config(**{"width": 8, "batch": 16, "length": 8, "stages": 3, **options}), tmp_path)
+        return Task(Config(**{"width": 8, "batch": 16, "length": 8, "stages": 3, **options}), tmp_path)
 
     return make
 
@@ -123,7 +123,7 @@ def test_samples_are_what_the_model_writes(make, monkeypatch):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", TRAINED)
 def test_a_regular_text_is_learnt(make, cell, layer):
     options = {"width": 64, "stages": 6} if cell == "attention" else {"width": 16}
     experiment = make(b"a strong" * 100, cell=cell, layer=layer, steps=60, lr=1e-2, **options)
@@ -136,7 +136,7 @@ def test_a_regular_text_is_learnt(make, cell, layer):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", TRAINED)
 def test_a_stopped_run_resumes(make, tmp_path, cell, layer):
     options = {"cell": cell, "layer": layer, "width": 64, "steps": 3}
     expected = train(make(**options))
@@ -169,11 +169,11 @@ def test_bad_values_are_refused(options, complaint):
 
 def test_every_config_of_a_grid_has_a_name_of_its_own():
     options = {"cell": tuple(CELLS), "width": (8, 16), "block": ("general", "rotation"), "seed": (0, 10)}
-    configs = grid(Config, layer=tuple(LAYERS), **options)
+    configs = grid(Config, layer=tuple(TRAINED), **options)
     assert len({config.name for config in configs}) == len(configs) == 3 * 2 * 2 * (3 + 2)
 
 
 def test_the_real_text(data_folder):
-    experiment = Experiment(Config(), data_folder)
+    experiment = Task(Config(), data_folder)
     assert (len(experiment.train), len(experiment.valid)) == (1_003_854, 111_540)
     assert bytes(experiment.train[:14].tolist()) == b"First Citizen:"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from pairmix.schedule import Schedule
-from pairmix_lab.cli.train import grid
-from pairmix_lab.experiments.layers import LAYERS
-from pairmix_lab.experiments.teacher import PAIRINGS, Config, Experiment, Teacher
-from pairmix_lab.experiments.training import train
+from pairmix_lab.contenders import TRAINED
+from pairmix_lab.experiments.options import grid
+from pairmix_lab.experiments.teacher import PAIRINGS, Config, Task, Teacher
+from pairmix_lab.training.loop import train
 
 SMALL = {"width": 16, "classes": 3, "batch": 8, "steps": 3}
 
@@ -15,7 +15,7 @@ SMALL = {"width": 16, "classes": 3, "batch": 8, "steps": 3}
 def started(config):
     """The student before training."""
     torch.manual_seed(config.seed)
-    return Experiment(config).build()
+    return Task(config).build()
 
 
 def angles(spm):
@@ -56,7 +56,7 @@ def test_labels_are_those_of_the_rule():
 
 def test_training_validation_and_test_rows_are_apart():
     config = Config(**SMALL)
-    experiment, model, seen = Experiment(config), started(config), []
+    experiment, model, seen = Task(config), started(config), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     parts = []
     for scores in (experiment.validate, experiment.conclude):
@@ -71,7 +71,7 @@ def test_training_validation_and_test_rows_are_apart():
 @pytest.mark.parametrize("seed", [*range(5), 2**31 - 1])
 def test_a_student_does_not_start_as_its_teacher(seed):
     config = Config(width=64, seed=seed)
-    student, rule = started(config), Experiment(config).teacher.rule
+    student, rule = started(config), Task(config).teacher.rule
     pairs = [(angles(student[0]), angles(rule[0])), (student[2].weight, rule[2].weight)]
     for own, teachers in pairs:
         assert torch.stack([own.flatten(), teachers.flatten()]).corrcoef()[0, 1].abs() < 0.3
@@ -102,13 +102,13 @@ def test_without_angles_the_teachers_spm_is_the_identity():
 
 
 def test_the_same_pairing_is_the_teachers():
-    experiment = Experiment(Config(width=12))
+    experiment = Task(Config(width=12))
     assert experiment.layer().schedule == experiment.teacher.rule[0].schedule
 
 
 @pytest.mark.parametrize("stages", [None, 3])
 def test_the_other_pairing_has_other_pairs(stages):
-    schedule = Experiment(Config(width=64, pairing="other", stages=stages)).layer().schedule
+    schedule = Task(Config(width=64, pairing="other", stages=stages)).layer().schedule
     teachers = Schedule.butterfly(64, stages)
     assert schedule.stages == teachers.stages
     ours, theirs = (
@@ -116,12 +116,12 @@ def test_the_other_pairing_has_other_pairs(stages):
     )
     common = sum(len(stage & other) for stage in ours for other in theirs)
     assert common < len(ours) * 32 / 4
-    assert schedule != Experiment(Config(width=64, pairing="other", stages=stages, seed=1)).layer().schedule
+    assert schedule != Task(Config(width=64, pairing="other", stages=stages, seed=1)).layer().schedule
 
 
 def test_every_config_of_a_grid_has_a_name_of_its_own():
     options = {"width": (8, 16), "angle_std": (0.0, 0.1, 1.0, "uniform"), "seed": (0, 10)}
-    configs = grid(Config, layer=tuple(LAYERS), block=("general", "rotation"), pairing=tuple(PAIRINGS), **options)
+    configs = grid(Config, layer=tuple(TRAINED), block=("general", "rotation"), pairing=tuple(PAIRINGS), **options)
     assert len(configs) == 2 * 4 * 2 * (3 + 4)
     assert len({config.name for config in configs}) == len(configs)
 
@@ -152,15 +152,13 @@ def test_bad_values_are_refused(options, complaint):
 
 def test_what_is_said_in_the_end():
     config = Config(**SMALL)
-    outcome = Experiment(config).conclude(started(config))
+    outcome = Task(config).conclude(started(config))
     assert outcome.keys() == {"test_loss", "test_accuracy", "mixer_parameters"}
     assert outcome["mixer_parameters"] == 4 * 4 * 8 + 3 * 16
 
 
 def test_spm_with_the_teachers_pairs_learns_better_than_dense():
-    dense, spm = (
-        train(Experiment(Config(layer=layer, width=64, steps=200, lr=1e-2))).outcome for layer in ("dense", "spm")
-    )
+    dense, spm = (train(Task(Config(layer=layer, width=64, steps=200, lr=1e-2))).outcome for layer in ("dense", "spm"))
     assert spm["test_accuracy"] > dense["test_accuracy"] + 0.02
     assert spm["test_loss"] < dense["test_loss"]
     assert spm["mixer_parameters"] < dense["mixer_parameters"]

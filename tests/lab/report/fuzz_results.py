@@ -16,11 +16,13 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
 import synthetic
 
+from pairmix_lab.experiments import EXPERIMENTS
 from pairmix_lab.report import page
 from pairmix_lab.report.runs import collect
 
@@ -153,11 +155,13 @@ def check(seed, root, draw=False):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            runs = collect(sorted(files.iterdir()))
+            runs = collect(sorted(files.iterdir()), EXPERIMENTS)
             if draw:
                 page.write(runs, out / "report.html", out / "pictures")
             else:
-                with patch.object(page.curves, "pictures", lambda runs, experiment: iter(())):
+                with ExitStack() as stack:
+                    for experiment in EXPERIMENTS:
+                        stack.enter_context(patch.object(experiment, "pictures", lambda runs: ()))
                     page.write(runs, out / "report.html")
     except ValueError as error:
         if "bad.json" not in str(error):

@@ -45,9 +45,9 @@ SUBSETS = {
     "one language model": [shakespeare("dense", samples=())],
     "a teacher of its own": [teacher("dense", angle_std=0.7)],
     "variants only": [teacher(block="rotation", pairing="other", angle_std="uniform", width=3)],
-    "an unknown layer": [agnews("monarch"), shakespeare("monarch", cell="lstm")],
+    "an unknown layer": [agnews("circulant"), shakespeare("circulant", cell="lstm")],
     "without teacher": [agnews("dense"), shakespeare("spm", width=64)],
-    "with times of nobody": [teacher(), steps()],
+    "with a file of no step times": [teacher(), steps()],
 }
 
 

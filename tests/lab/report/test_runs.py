@@ -1,10 +1,17 @@
+from functools import partial
+
 import pytest
 import synthetic
 from synthetic import agnews, shakespeare, steps, teacher
 
-from pairmix_lab.report.runs import Case, collect, contender
+from pairmix_lab.experiments import EXPERIMENTS
+from pairmix_lab.experiments.agnews import EXPERIMENT as AGNEWS
+from pairmix_lab.experiments.teacher import EXPERIMENT as TEACHER
+from pairmix_lab.report import runs as report_runs
+from pairmix_lab.report.experiment import Case
 
 MAIN = Case("teacher", 256, 0.1)
+collect = partial(report_runs.collect, experiments=EXPERIMENTS)
 
 
 def seeds(runs, case, name):
@@ -17,7 +24,7 @@ def test_folders_are_searched_and_a_file_counts_once(tmp_path):
     (tmp_path / "b" / "notes.txt").write_text("not a result")
     runs = collect([tmp_path / "b", tmp_path, tmp_path / "b" / "000.json", tmp_path / "a" / ".." / "b"])
     assert seeds(runs, MAIN, "SPM") == [0, 1]
-    assert runs.cases("agnews") == [Case("agnews", 256)]
+    assert runs.cases(AGNEWS) == [Case("agnews", 256)]
     assert len(runs.files) == 3
     assert runs.left_out == []
 
@@ -26,24 +33,9 @@ def test_runs_are_sorted_by_what_they_compare(collected):
     runs = collected(
         teacher(angle_std="uniform"), teacher(angle_std=0.5), teacher(angle_std=0.05), teacher("dense", angle_std=0.5)
     )
-    assert [case.angle_std for case in runs.cases("teacher")] == [0.05, 0.5, "uniform"]
-    assert runs.contenders(runs.cases("teacher")) == ["dense", "SPM"]
+    assert [case.setting for case in runs.cases(TEACHER)] == [0.05, 0.5, "uniform"]
+    assert runs.contenders(runs.cases(TEACHER)) == ["dense", "SPM"]
     assert runs.of(Case("teacher", 256, 7.0), "SPM") == []
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        ({"layer": "spm", "block": "general"}, "SPM"),
-        ({"layer": "spm", "block": "rotation", "pairing": "same"}, "SPM, rotation"),
-        ({"layer": "spm", "block": "general", "pairing": "other"}, "SPM, other pairs"),
-        ({"layer": "spm", "block": "rotation", "pairing": "other"}, "SPM, rotation, other pairs"),
-        ({"layer": "dense", "block": "rotation", "pairing": "other"}, "dense"),
-        ({"layer": "monarch", "block": "general"}, "monarch"),
-    ],
-)
-def test_a_contender_is_named_by_what_it_uses(config, name):
-    assert contender(config) == name
 
 
 def test_the_last_run_of_a_seed_counts(collected):

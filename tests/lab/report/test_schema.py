@@ -9,6 +9,7 @@ from synthetic import agnews, shakespeare, step_time, steps, teacher
 from typer.testing import CliRunner
 
 from pairmix_lab import cli
+from pairmix_lab.experiments import EXPERIMENTS
 from pairmix_lab.report import page
 from pairmix_lab.report.runs import collect
 
@@ -34,7 +35,7 @@ def refusal(folder, run):
     """What is said of a run after the name of its file."""
     synthetic.write(folder, teacher(seed=7), run)
     with pytest.raises(ValueError, match=r"^\S*001\.json: ") as error:
-        collect([folder])
+        collect([folder], EXPERIMENTS)
     return str(error.value).partition("001.json: ")[2]
 
 
@@ -154,6 +155,7 @@ def test_a_bad_value_of_one_experiment_is_named(tmp_path, experiment, field, val
         ("rows[0].speedup_iqr", [1.0, "2"], f"must be null or {QUARTILES}, got a list"),
         ("rows[0].threads", "2", f'must be {STEPS}, got "2"'),
         ("rows[0].cell", 1, f"must be {NAME}, got 1"),
+        ("rows[0].angle_std", [0.1], f"must be {ANGLE}, got a list"),
     ],
     ids=repr,
 )

@@ -1,0 +1,31 @@
+"""All benchmarks, by the names of their files in results/.
+
+Each is a module with a `Config`, `run` to measure it, `table` for the terminal, `picture`, and all its `TABLES` by the
+names under which pages ask for them.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from pairmix_lab.bench import (
+    modules,
+    operator,
+    operator_grid,
+    operator_latency,
+    operator_scaling,
+    operator_variants,
+    steps,
+)
+from pairmix_lab.experiments import initialisation
+
+BENCHMARKS: dict[str, ModuleType] = {
+    "init": initialisation,
+    "operator": operator,
+    "operator-grid": operator_grid,
+    "operator-latency": operator_latency,
+    "operator-scaling": operator_scaling,
+    "operator-variants": operator_variants,
+    "modules": modules,
+    "steps": steps,
+}

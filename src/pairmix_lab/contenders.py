@@ -1,0 +1,252 @@
+"""The layers that are compared, and the only place that knows them: key, label, colour, and how to build one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pairmix.nn import SPMLinear
+
+Build = Callable[[], nn.Module]
+"""Makes a layer. It can be pickled, so that another process can make the same one."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A layer that takes the place of a dense map of n coordinates onto n.
+
+    Attributes:
+        key: in options, run names, configs and rows of results.
+        label: in tables, pictures and prose.
+        color: in every picture.
+        marker: in every picture; no two contenders have the same colour and marker.
+        dash: of its line, where the line style does not stand for something else.
+        build: makes one, from the width, the number of maps and the options of `SPMLinear`; None if there is no layer.
+        timed: gives, from the width, a function that makes one for the benchmarks of the operator; needed where `build`
+            would add to the time or the memory that is measured.
+        settings: what a config must hold, apart from the key, for this variant of the layer.
+        runs_at: whether it can run, and makes sense, at a width.
+        aliases: its names in older results.
+    """
+
+    key: str
+    label: str
+    color: str
+    marker: str
+    dash: str = "-"
+    build: Callable[..., nn.Module] | None = None
+    timed: Callable[[int], Build] | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    runs_at: Callable[[int], bool] = lambda width: True
+    aliases: tuple[str, ...] = ()
+
+
+class LowRank(nn.Sequential):
+    """`y = A B x + bias` with an inner dimension of `rank`."""
+
+    def __init__(self, n: int, rank: int) -> None:
+        super().__init__(nn.Linear(n, rank, bias=False), nn.Linear(rank, n))
+
+
+class SideBySide(nn.ModuleList):
+    """Layers that read the same input; their outputs are side by side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [layer(x) for layer in self]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+
+class Monarch(nn.Module):
+    """Two block-diagonal matrices with a transposition between them, by batched matrix products."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.blocks = divisor_near_root(n)
+        self.block_size = n // self.blocks
+        self.first = nn.Parameter(torch.randn(self.blocks, self.block_size, self.block_size) / self.block_size**0.5)
+        self.second = nn.Parameter(torch.randn(self.block_size, self.blocks, self.blocks) / self.blocks**0.5)
+        self.bias = nn.Parameter(torch.zeros(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.view(-1, self.blocks, self.block_size).transpose(0, 1)  # [block, row, place in the block]
+        z = torch.bmm(z, self.first).permute(2, 1, 0)  # [place in the block, row, block]
+        z = torch.bmm(z, self.second).transpose(0, 1)
+        return z.reshape(x.shape) + self.bias
+
+
+def divisor_near_root(n: int) -> int:
+    """The divisor of n that is nearest to its square root."""
+    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - math.sqrt(n)))
+
+
+def equal_rank(n: int, **options: Any) -> int:
+    """The smallest rank with which a low-rank layer has at least as many parameters as `SPMLinear`."""
+    size = count_parameters(SPMLinear(n, n, device="meta", **options))
+    return max(1, math.ceil((size - n) / (2 * n)))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The number of parameters, in scalars."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def has_torch_structured() -> bool:
+    """Whether the extra `structured` is installed, and works."""
+    try:
+        torch_structured_butterfly(2)
+    except ImportError:
+        return False
+    return True
+
+
+def torch_structured_butterfly(n: int) -> nn.Module:
+    """The butterfly of torch-structured: the same pairs as SPM's; other widths are padded to a power of two."""
+    logging.getLogger("torch_structured").setLevel(logging.ERROR)  # it reports at length that there is no CUDA
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch_structured import Butterfly
+    layer: nn.Module = Butterfly(n, n)
+    return layer
+
+
+def _dense(width: int, maps: int, **options: Any) -> nn.Module:
+    return nn.Linear(width, maps * width)
+
+
+@torch.no_grad()
+def _dense_from_identity(width: int, maps: int, **options: Any) -> nn.Module:
+    layer = nn.Linear(width, maps * width)
+    layer.weight.copy_(torch.eye(width).repeat(maps, 1))
+    layer.bias.zero_()
+    return layer
+
+
+def _spm(width: int, maps: int, **options: Any) -> nn.Module:
+    return SPMLinear(width, width, maps=maps if maps > 1 else None, **options)
+
+
+def _low_rank(width: int, maps: int, **options: Any) -> nn.Module:
+    return SideBySide(LowRank(width, equal_rank(width, **options)) for _ in range(maps))
+
+
+def _low_rank_alone(width: int) -> Build:
+    return partial(LowRank, width, equal_rank(width))
+
+
+def _each(build: Callable[[int], nn.Module]) -> Callable[..., nn.Module]:
+    """Builds from the width alone, as often as there are maps."""
+
+    def maps_of(width: int, maps: int, **options: Any) -> nn.Module:
+        return build(width) if maps == 1 else SideBySide(build(width) for _ in range(maps))
+
+    return maps_of
+
+
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, and three dark ones. The markers help too.
+DENSE = Contender("dense", "dense", "#d55e00", "s", build=_dense, aliases=("nn.Linear",))
+SPM = Contender("spm", "SPM", "#0072b2", "o", build=_spm, aliases=("SPM",))
+SPM_ROTATION = Contender("spm", "SPM, rotation", "#56b4e9", "o", settings={"block": "rotation"})
+SPM_OTHER_PAIRS = Contender("spm", "SPM, other pairs", "#0072b2", "v", "--", settings={"pairing": "other"})
+SPM_ROTATION_OTHER_PAIRS = Contender(
+    "spm", "SPM, rotation, other pairs", "#56b4e9", "v", "--", settings={"block": "rotation", "pairing": "other"}
+)
+LOW_RANK = Contender(
+    "lowrank", "low rank", "#009e73", "^", build=_low_rank, timed=_low_rank_alone, aliases=("low rank, SPM's size",)
+)
+IDENTITY = Contender("identity", "dense from identity", "#e69f00", "D", build=_dense_from_identity)
+SOFTMAX = Contender("softmax", "softmax only", "#cc79a7", "P")
+RANK_64 = Contender(
+    "rank64", "rank 64", "#7a9a01", "v", build=_each(partial(LowRank, rank=64)), runs_at=lambda width: width > 2 * 64,
+    aliases=("low rank 64",),
+)  # fmt: skip
+MONARCH = Contender("monarch", "Monarch", "#7f3c8d", "X", build=_each(Monarch), aliases=("Monarch",))
+BUTTERFLY = Contender(
+    "butterfly", "torch-structured butterfly", "#8c4a2f", "p", build=_each(torch_structured_butterfly),
+    runs_at=lambda width: has_torch_structured(), aliases=("torch-structured",),
+)  # fmt: skip
+SPM_REFERENCE = Contender(
+    "spm-reference", "SPM in plain torch", "#0072b2", "x", "--", build=partial(_spm, impl="reference"),
+    aliases=("SPM in plain torch",),
+)  # fmt: skip
+TORCH_RNN = Contender("torch.nn.RNN", "torch.nn.RNN", "#000000", "*")
+REST = Contender("all but the layer", "all but the layer", "#999999", "x", ":")
+"""What would be left of a training step if the layer cost nothing."""
+
+CONTENDERS = (
+    *(DENSE, SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS),
+    *(LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
+)
+"""All of them, in the order in which they are shown."""
+
+TRAINED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, IDENTITY))
+"""The keys of the layers that an experiment can train."""
+TIMED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE))
+"""The keys of the layers that the benchmarks of the operator time."""
+VARIANT_SETTINGS = frozenset(name for contender in CONTENDERS for name in contender.settings)
+"""The settings that tell the variants of a layer apart; layers without variants ignore them."""
+
+
+def make(key: str, width: int, maps: int = 1, **options: Any) -> nn.Module:
+    """Build a layer.
+
+    Args:
+        key: of the contender.
+        width: the number of features it takes, and that each map gives.
+        maps: the number of maps of the same input; their outputs are side by side.
+        options: of `SPMLinear`; they also decide the number of parameters of the low-rank layer of SPM's size.
+    """
+    builds = {contender.key: contender.build for contender in CONTENDERS if contender.build is not None}
+    if key not in builds:
+        raise ValueError(f"layer must be one of {list(builds)}, got {key!r}")
+    return builds[key](width, maps, **options)
+
+
+def timed_at(width: int) -> dict[str, Build]:
+    """The layers of `TIMED` that can run here at this width, by key."""
+    return {
+        contender.key: contender.timed(width) if contender.timed else partial(make, contender.key, width)
+        for contender in map(named, TIMED)
+        if contender.runs_at(width)
+    }
+
+
+def named(name: str) -> Contender:
+    """The contender with this key, or with this name in older results; an unknown name is its own label."""
+    for contender in CONTENDERS:
+        if name in (contender.key, *contender.aliases):
+            return contender
+    return _unknown(name)
+
+
+def of_config(config: Mapping[str, Any]) -> Contender:
+    """The contender of a run: its layer, and the variant that has most settings of the config."""
+    name = str(config["layer"])
+    matching = [
+        contender
+        for contender in CONTENDERS
+        if contender.key == name and contender.settings.items() <= {**config, "layer": name}.items()
+    ]
+    return max(matching, key=lambda contender: len(contender.settings)) if matching else named(name)
+
+
+def labelled(label: str) -> Contender:
+    """The contender with this label."""
+    return next((contender for contender in CONTENDERS if contender.label == label), _unknown(label))
+
+
+def position(label: str) -> int:
+    """Where a contender stands among the others; unknown ones come last."""
+    labels = [contender.label for contender in CONTENDERS]
+    return labels.index(label) if label in labels else len(labels)
+
+
+def _unknown(name: str) -> Contender:
+    return Contender(name, name, "#555555", "+")

@@ -1,0 +1,87 @@
+"""What an experiment is: how it is trained, timed and reported. Commands, benchmarks and the page need nothing else."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from pairmix_lab import contenders
+from pairmix_lab.experiments.data import Dataset
+from pairmix_lab.report.experiment import Reported
+from pairmix_lab.report.runs import collect
+from pairmix_lab.report.tables import Table
+from pairmix_lab.training.loop import Recipe, Task
+
+
+@dataclass(frozen=True)
+class StepCases:
+    """The training steps that `pairmix bench steps` times.
+
+    Attributes:
+        widths: each is measured on its own.
+        layers: the keys of the contenders.
+        settings: of the config, where they are not the default. They are also in the rows of the result.
+        seconds: how much longer than others it is measured.
+        others: gives other models by their names, from a config.
+    """
+
+    widths: tuple[int, ...]
+    layers: tuple[str, ...] = (contenders.DENSE.key, contenders.SPM.key, contenders.LOW_RANK.key)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 1
+    others: Callable[[Any], Mapping[str, Callable[[], nn.Module]]] = lambda config: {}
+
+
+class Demo(NamedTuple):
+    """Short runs that show what this is about, and a text for the terminal before them."""
+
+    configs: Sequence[Any]
+    text: str
+
+
+class Experiment(Reported):
+    """All there is to know of an experiment; one object of a class for each is in `EXPERIMENTS`.
+
+    Attributes:
+        help: of its command, in a sentence.
+        config: the class of its configs; a config's `name` is that of its files.
+        dataset: the files that it reads; None if it makes its data.
+        step_cases: what `pairmix bench steps` times; None for nothing.
+        demo: gives the runs of `pairmix demo`, and its parameters are the options of that command; None if it has none.
+    """
+
+    help: str
+    config: type[Any]
+    dataset: Dataset | None = None
+    step_cases: StepCases | None = None
+    demo: Callable[..., Demo] | None = None
+
+    @abstractmethod
+    def configs(self, *args: Any, **kwargs: Any) -> Sequence[Recipe]:
+        """The runs that a command asks for. The parameters are the options of `pairmix train`, with their help."""
+
+    @abstractmethod
+    def task(self, config: Any, folder: Path | None = None) -> Task:
+        """The model and the data of a run.
+
+        Args:
+            config: of the run.
+            folder: the user's copy of the data; without it the original is downloaded.
+        """
+
+    def in_words(self, outcome: Mapping[str, Any]) -> str:
+        """The outcome of a run for the terminal; empty for nothing but its time."""
+        return ""
+
+    def table(self, name: str, results: Path) -> Table | None:
+        """A table of `table_names` from the folder of all results; None if there is nothing to make it from."""
+        found = sorted((results / self.name).glob("*.json"))
+        if not found:
+            return None
+        runs = collect([*found, *results.glob("steps.json")], [self])
+        return next((one.table for one in self.tables(runs) if one.name == name), None)

@@ -1,0 +1,1 @@
+"""How a model is trained: steps, checkpoints, files and processes. Knows no experiment."""
