@@ -16,8 +16,8 @@ from pairmix.ops import torch_internals
 ROOT = Path(__file__).parents[2]
 # `python tests/hide.py NAME tests/ops tests/nn -n 0` runs all of them.
 QUICK = (
-    "saved or not_needed or negated or tracer or inference or batched_gradients or function_transforms and general-cpu and "
-    "(hessian or ensemble or parameters)"
+    "saved or not_needed or negated or tracer or inference or batched_gradients or "
+    "function_transforms and general-cpu and (hessian or ensemble or parameters)"
 )
 FORWARD_MODE = " or dual or forward_mode or function_transforms and general-cpu and jvp"
 

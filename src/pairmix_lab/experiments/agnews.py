@@ -24,6 +24,7 @@ from pairmix_lab.contenders import count_parameters
 from pairmix_lab.experiments import data, options
 from pairmix_lab.experiments.classification import DENSE, SPM, Classification, Classified, accuracies, scores
 from pairmix_lab.experiments.experiment import StepCases
+from pairmix_lab.report.experiment import Case
 from pairmix_lab.report.notes import of_experiment
 from pairmix_lab.report.pictures import WIDE, Picture, legend_below, look, styled
 from pairmix_lab.report.runs import Runs
@@ -150,6 +151,7 @@ class AGNewsExperiment(Classification):
     )
     config = Config
     dataset = AGNEWS
+    in_short = {"AG News: accuracy, %": Case(name, 4096)}  # noqa: RUF012
     step_cases = StepCases(
         widths=(2048, 4096, 8192, 16384, 32768, 65536),
         layers=(*StepCases.layers, contenders.SOFTMAX.key),

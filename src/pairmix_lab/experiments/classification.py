@@ -69,6 +69,7 @@ class Classification(Experiment):
     """
 
     fields = fields()
+    measure = ("test_accuracy", 100)
     paper: Mapping[int, Mapping[str, Classified]] = {}
     main_setting: float | str | None = None
     keeps_variants = True

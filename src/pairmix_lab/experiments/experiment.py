@@ -12,7 +12,7 @@ from torch import nn
 
 from pairmix_lab import contenders
 from pairmix_lab.experiments.data import Dataset
-from pairmix_lab.report.experiment import Reported
+from pairmix_lab.report.experiment import Case, Reported
 from pairmix_lab.report.runs import collect
 from pairmix_lab.report.tables import Table
 from pairmix_lab.training.loop import Recipe, Task
@@ -53,6 +53,8 @@ class Experiment(Reported):
         dataset: the files that it reads; None if it makes its data.
         step_cases: what `pairmix bench steps` times; None for nothing.
         demo: gives the runs of `pairmix demo`, and its parameters are the options of that command; None if it has none.
+        measure: the number of an outcome that says how well a model does, and what to multiply it by for the reader.
+        in_short: the cases that README shows, by what they are.
     """
 
     help: str
@@ -60,6 +62,8 @@ class Experiment(Reported):
     dataset: Dataset | None = None
     step_cases: StepCases | None = None
     demo: Callable[..., Demo] | None = None
+    measure: tuple[str, float]
+    in_short: Mapping[str, Case] = {}
 
     @abstractmethod
     def configs(self, *args: Any, **kwargs: Any) -> Sequence[Recipe]:

@@ -193,6 +193,8 @@ class ShakespeareExperiment(Experiment):
     dataset = SHAKESPEARE
     setting, setting_shape, setting_order = "cell", NAME, tuple(CELLS)
     fields = training({"cell": NAME}, {"valid_loss": LOSS, "valid_bpc": LOSS}, {})
+    measure = ("valid_bpc", 1)
+    in_short = {"Shakespeare: bits per byte (less is better)": Case(name, PAPER_WIDTH, "rnn")}  # noqa: RUF012
 
     # A dense step takes seconds.
     step_cases = StepCases(widths=(PAPER_WIDTH,), settings={"cell": "rnn"}, seconds=4, others=_torchs_own)

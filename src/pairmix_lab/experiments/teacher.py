@@ -189,6 +189,10 @@ class TeacherExperiment(Classification):
     fields = fields(angle_std=ANGLE)
     main_setting = Config.angle_std
     keeps_variants = False  # they have a table of their own
+    in_short = {  # noqa: RUF012
+        "teacher near the identity: accuracy, %": Case(name, 2048, main_setting),
+        "teacher far from the identity: accuracy, %": Case(name, 256, UNIFORM),
+    }
     step_cases = StepCases(widths=(256, 512, 1024, 2048))
     paper = {  # noqa: RUF012
         256: {DENSE: Classified(0.7730, 2.775), SPM: Classified(0.9941, 5.396)},
