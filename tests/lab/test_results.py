@@ -108,7 +108,7 @@ def repository(tmp_path, monkeypatch):
     git(root, "init", "-q")
     git(root, "add", ".")
     git(root, "-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false", "commit", "-q", "-m", "all")
-    monkeypatch.setattr(results, "__file__", str(root / "src" / "pairmix" / "results.py"))
+    monkeypatch.setattr(results, "__file__", str(root / "src" / "pairmix_lab" / "results.py"))
     monkeypatch.chdir(root)
     return root
 

@@ -109,8 +109,9 @@ def run_all(
             except Stopped as stopped:
                 console.print(f"{config.name}: {stopped}. The same command with --resume goes on from there.")
                 raise typer.Exit(130) from stopped
-            words = experiment.in_words(outcome), f"{outcome['ms_per_step']:.3g} ms/step"
-            console.print(f"{config.name}: {', '.join(filter(None, words))}", highlight=False)
+            if processes.is_first:  # the others have no outcome but the time
+                words = experiment.in_words(outcome), f"{outcome['ms_per_step']:.3g} ms/step"
+                console.print(f"{config.name}: {', '.join(filter(None, words))}", highlight=False)
 
 
 @contextmanager
