@@ -51,7 +51,7 @@ fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= an
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
 
 fuzz-files: $(INSTALLED) ## Read 10,000 damaged checkpoints and report 1,000 malformed results
-	$(BIN)/python tests/lab/experiments/fuzz_checkpoints.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
+	$(BIN)/python tests/lab/training/fuzz_checkpoints.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
 	$(BIN)/python tests/lab/report/fuzz_results.py --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
 
 sanitize: $(INSTALLED) ## Test the kernels for memory errors, undefined behaviour and races
