@@ -17,10 +17,10 @@ from pairmix_lab.bench import (
     operator_variants,
     steps,
 )
-from pairmix_lab.experiments import initialisation
+from pairmix_lab.experiments import teacher_inits
 
 BENCHMARKS: dict[str, ModuleType] = {
-    "init": initialisation,
+    "init": teacher_inits,
     "operator": operator,
     "operator-grid": operator_grid,
     "operator-latency": operator_latency,

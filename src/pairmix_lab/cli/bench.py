@@ -20,7 +20,7 @@ from pairmix_lab.bench import operator as bench_operator
 from pairmix_lab.bench import steps as bench_steps
 from pairmix_lab.bench.benchmarks import BENCHMARKS
 from pairmix_lab.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show
-from pairmix_lab.experiments import initialisation
+from pairmix_lab.experiments import teacher_inits
 from pairmix_lab.experiments.options import whole_numbers
 from pairmix_lab.report import tables
 from pairmix_lab.training import allocator
@@ -34,15 +34,15 @@ Width = Annotated[int, typer.Option(min=1, max=2**31 - 1, help="The number of fe
 
 @app.command("init")
 def bench_init_command(
-    out: Out = Path("results"), width: Width = initialisation.Config.width, steps: Steps = initialisation.Config.steps
+    out: Out = Path("results"), width: Width = teacher_inits.Config.width, steps: Steps = teacher_inits.Config.steps
 ) -> None:
     """Which initialisation trains best? (about a quarter of an hour)"""
-    config = initialisation.Config(width=width, steps=steps)
+    config = teacher_inits.Config(width=width, steps=steps)
     with _measuring_for(out):
         with progress_bars() as progress:
-            rows = list(progress.track(initialisation.run(config), total=config.runs, description="training"))
-        show(initialisation.table(rows))
-        save(out / "init", asdict(config), rows, initialisation.picture)
+            rows = list(progress.track(teacher_inits.run(config), total=config.runs, description="training"))
+        show(teacher_inits.table(rows))
+        save(out / "init", asdict(config), rows, teacher_inits.picture)
 
 
 @app.command("operator")

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from pairmix_lab import cli, results
 from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix_lab.bench.benchmarks import BENCHMARKS
-from pairmix_lab.experiments import initialisation
+from pairmix_lab.experiments import teacher_inits
 
 MODULES = {
-    "init": initialisation,
+    "init": teacher_inits,
     "operator": cli.bench.bench_operator,
     "operator --grid": operator_grid,
     "operator --latency": operator_latency,
