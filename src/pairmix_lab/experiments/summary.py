@@ -13,8 +13,8 @@ from pairmix_lab.report.tables import Table
 CONTENDERS = (DENSE.label, LOW_RANK.label, SPM.label)
 
 
-def table(results: Path) -> Table:
-    """How well each contender does on the cases that the experiments name: the mean over seeds."""
+def table(results: Path) -> Table | None:
+    """How well each contender does on the cases that the experiments name; None if nothing was run."""
     lines = []
     for experiment in EXPERIMENTS:
         found = sorted((results / experiment.name).glob("*.json"))
@@ -24,7 +24,7 @@ def table(results: Path) -> Table:
         for words, case in experiment.in_short.items():
             cells = [spread(outcomes(runs.of(case, contender), key), unit=unit) for contender in CONTENDERS]
             lines.append([words, f"{case.width:,}", *cells])
-    return [["task", "n", *CONTENDERS], *lines]
+    return [["task", "n", *CONTENDERS], *lines] if lines else None
 
 
 TABLES = {"accuracy-summary": table}
