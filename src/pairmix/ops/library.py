@@ -164,7 +164,8 @@ def _differentiable_gradients(
 
 def with_front(parameters: Tensors) -> Tensors:
     """The parameters of one operator, with the leading dimension of maps."""
-    return Parameters(*(None if parameter is None else parameter[None] for parameter in parameters))
+    # As views, which also tensors have whose storage was freed: the implementation says what is wrong with them.
+    return Parameters(*(None if tensor is None else tensor.view(1, *tensor.shape) for tensor in parameters))
 
 
 class _Differentiable(torch.autograd.Function):
