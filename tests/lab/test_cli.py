@@ -239,7 +239,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("space", [0, 3, 20, 60, 100, 200, 1000, 10_000])
+@pytest.mark.parametrize("space", [0, 60, 200, 10_000])
 def test_a_disk_that_is_full_from_the_start(tmp_path, space):
     command = "train teacher --widths 32 --layers spm --seeds 0 --steps 10 --batch 4 --threads 1 --out"
     finished = subprocess.run(
