@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernels import running
+from pairmix import _kernels
 from pairmix_lab import results
 from pairmix_lab.experiments import teacher
 from pairmix_lab.training import runs
@@ -94,7 +96,8 @@ def wait_for_step(step, out, is_alive):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed")
-    run(out)
+    with running(_kernels.targets()[0]):  # as the processes that are compared with it, whatever --target says
+        run(out)
     return out
 
 
