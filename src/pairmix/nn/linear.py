@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pairmix import functional
+from pairmix.nn import description
 from pairmix.nn import init as initial
 from pairmix.schedule import Schedule
 
@@ -207,11 +206,8 @@ class SPMLinear(nn.Module):
         )
 
     def get_extra_state(self) -> Tensor:
-        """What the parameters mean: block, sizes and schedule, as the bytes of a JSON text.
-
-        A tensor, because some checkpoint formats hold nothing else.
-        """
-        return torch.frombuffer(bytearray(json.dumps(self._meaning()).encode()), dtype=torch.uint8)
+        """What the parameters mean: block, sizes and schedule."""
+        return description.encoded(self._meaning())
 
     def set_extra_state(self, state: Tensor) -> None:
         """Nothing to set: `_load_from_state_dict` has compared it before it loaded any parameter."""
@@ -237,7 +233,7 @@ class SPMLinear(nn.Module):
         error_msgs: list[str],
     ) -> None:
         stored = state_dict.get(prefix + "_extra_state")
-        differences = [] if stored is None else self._differences(stored)
+        differences = [] if stored is None else description.differences(stored, self._meaning())
         if differences:
             name = prefix.removesuffix(".") or "SPMLinear"
             error_msgs.append(f"{name}: the checkpoint is of another layer: {'; '.join(differences)}")
@@ -245,40 +241,6 @@ class SPMLinear(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-
-    def _differences(self, stored: Tensor) -> list[str]:
-        """How the layer that a checkpoint describes differs from this one. Nothing of what it describes is built."""
-        ours = self._meaning()
-        most = 1000 + 16 * self.width * self.stages  # one of this layer, even with all its pairs, is shorter
-        if not isinstance(stored, Tensor) or stored.dtype != torch.uint8 or stored.dim() != 1 or stored.is_meta:
-            return [f"its description must be a vector of bytes, got {reprlib.repr(stored)}"]
-        if len(stored) > most:
-            return [f"its description has {len(stored):,} bytes, that of this layer at most {most:,}"]
-        try:
-            theirs = json.loads(stored.cpu().numpy().tobytes())
-            their_schedule = theirs["schedule"]
-            described = {key: their_schedule[key] for key in ("n", "stages", "digest")}
-        except (TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
-            return [f"its description cannot be read ({error!r})"]
-        if self.width % 2 == 0:
-            ours["residual"] = theirs.get("residual")  # without a residual it makes no difference
-        differences = [
-            f"{key} is {str(theirs.get(key))[:40]} there and {value} here"
-            for key, value in ours.items()
-            if key != "schedule" and theirs.get(key) != value
-        ]
-        if described != {key: ours["schedule"][key] for key in described}:
-            differences.append(f"schedule is {_named(their_schedule)} there and {_named(ours['schedule'])} here")
-        return differences
-
-
-def _named(schedule: dict[str, Any]) -> str:
-    """A schedule as its `repr` names it, from its description alone; own pairs are told apart by their digest."""
-    arguments: dict[str, Any] = {key: schedule[key] for key in ("n", "stages", "seed") if key in schedule}
-    if schedule.get("kind") == "from_pairs":
-        arguments["digest"] = schedule["digest"]
-    listed = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in arguments.items())
-    return f"Schedule.{str(schedule.get('kind'))[:20]}({listed})"
 
 
 def _make_schedule(schedule: str | Schedule, n: int, stages: int | None) -> Schedule:
