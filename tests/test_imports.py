@@ -12,17 +12,19 @@ from pairmix import ops
 
 PACKAGES = {package.__name__: Path(package.__file__).parent for package in (pairmix, pairmix_lab)}
 
-# pairmix_lab -> nn -> functional -> ops -> schedule
+# pairmix_lab -> optim -> nn -> functional -> ops -> schedule
 MAY_IMPORT = {
     "pairmix": {
         "_kernels": set(),
-        "schedule": set(),
+        "pairings": set(),
+        "schedule": {"pairings"},
         "ops": {"schedule", "_kernels"},
         "functional": {"ops", "schedule"},
         "nn": {"functional", "schedule"},
+        "optim": {"nn"},
         "doctor": {"", "functional", "ops"},  # of pairmix itself only the version
         "__main__": {"doctor"},
-        "": {"nn", "functional", "ops", "schedule"},
+        "": {"nn", "functional", "ops", "optim", "schedule"},
     },
     # cli -> bench -> experiments -> report, training -> contenders
     "pairmix_lab": {

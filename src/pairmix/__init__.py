@@ -13,6 +13,7 @@ from pairmix.nn import (
     SPMTransformerEncoderLayer,
 )
 from pairmix.ops import empty_cache
+from pairmix.optim import param_groups
 from pairmix.schedule import Schedule
 
 __version__ = "0.2.0"
@@ -31,4 +32,5 @@ __all__ = [
     "empty_cache",
     "functional",
     "nn",
+    "param_groups",
 ]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pairmix import ops
 from pairmix.ops import Parameters, Tensors
 from pairmix.schedule import Schedule
 
-__all__ = ["GATES", "Parameters", "Tensors", "choose_impl", "mix", "recurrence", "spm"]
+__all__ = ["GATES", "Parameters", "Tensors", "add_low_rank", "choose_impl", "mix", "recurrence", "spm"]
 
 GATES = ops.GATES
 """How many gates each cell of `recurrence` has."""
@@ -29,6 +31,8 @@ def spm(
     d_out: Tensor | None = None,
     bias: Tensor | None = None,
     residual_scale: Tensor | None = None,
+    down: Tensor | None = None,
+    up: Tensor | None = None,
     out_features: int | None = None,
     block: str | None = None,
     maps: int | None = None,
@@ -52,6 +56,8 @@ def spm(
         d_out: scales the mixed coordinates; None for ones.
         bias: added to the output; None for zeros.
         residual_scale: for odd `n`, what the coordinate left over at each stage is multiplied by; None for one.
+        down: with `up`, a low-rank map beside the mixing: `up (down x)` is added to the output; None for none.
+        up: see `down`.
         out_features: the size of the output; None for `n`.
         block: `"rotation"` or `"general"`; None for what the shape of `blocks` says.
         maps: for several operators that read the same `x`, how many. Their parameters then have one more dimension in
@@ -62,6 +68,7 @@ def spm(
         - x: `(*, in_features)`, any number of leading dimensions, `1 <= in_features <= n`
         - blocks: `(L, n // 2)` or `(L, 4, n // 2)`
         - d_in, d_out: `(n,)`; bias: `(out_features,)`; residual_scale: `(L,)`
+        - down: `(rank, in_features)`; up: `(out_features, rank)`
         - output: `(*, out_features)`, or `(*, maps * out_features)`
 
     Raises:
@@ -80,7 +87,8 @@ def spm(
     if block is None:
         block = "general" if blocks.dim() == (3 if maps is None else 4) else "rotation"
     parameters = Parameters(blocks, d_in, d_out, bias, residual_scale)
-    return mix(x, parameters, schedule, block, out_features, maps, impl)
+    y = mix(x, parameters, schedule, block, out_features, maps, impl)
+    return y if down is None and up is None else add_low_rank(y, x, down, up)
 
 
 def mix(
@@ -106,6 +114,29 @@ def mix(
         parameters = ops.with_front(parameters)
     result: Tensor = ops.spm(x, schedule.on(x.device).order, *parameters, block, out_features, chosen.name)
     return result
+
+
+def add_low_rank(y: Tensor, x: Tensor, down: Tensor | None, up: Tensor | None) -> Tensor:
+    """`y + up (down x)`, for one map or, with one more dimension in front of `down` and `up`, several side by side.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    if down is None or up is None:
+        raise ValueError(f"down and up belong together, got {'up' if down is None else 'down'} alone")
+    (*front, rank, in_features), (*up_front, out_features, up_rank) = down.shape, up.shape
+    outputs = math.prod(front) * out_features
+    if front != up_front or len(front) > 1 or (rank, in_features, outputs) != (up_rank, x.shape[-1], y.shape[-1]):
+        raise ValueError(
+            f"down and up of shapes {tuple(down.shape)} and {tuple(up.shape)} do not map {x.shape[-1]} features onto "
+            f"{y.shape[-1]}"
+        )
+    if not front:
+        hidden = F.linear(x, down)
+        # One pass over the output: the sum comes for free with the product.
+        return torch.addmm(y.flatten(0, -2), hidden.flatten(0, -2), up.T).view_as(y) if x.dim() > 1 else y + up @ hidden
+    hidden = F.linear(x, down.flatten(0, 1)).unflatten(-1, (*front, rank))
+    return y + torch.einsum("...mr,mor->...mo", hidden, up).flatten(-2)
 
 
 def _checked(
@@ -168,6 +199,8 @@ def recurrence(
     d_out: Tensor,
     bias: Tensor | None = None,
     residual_scale: Tensor | None = None,
+    down: Tensor | None = None,
+    up: Tensor | None = None,
     block: str | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -189,6 +222,8 @@ def recurrence(
         d_out: see `spm`.
         bias: see `spm`.
         residual_scale: see `spm`.
+        down: see `spm`. With a low-rank map the steps are computed one by one, which takes longer.
+        up: see `spm`.
         block: see `spm`.
         impl: see `spm`.
 
@@ -227,7 +262,8 @@ def recurrence(
         block = "general" if blocks.dim() == 4 else "rotation"
     sizes = None if batch_sizes is None else list(batch_sizes)
     chosen = ops.choose(impl, gates.device)
-    if chosen.recurrence is not None and ops.can_recur(gates, h, c, *parameters):
+    is_low_rank = down is not None or up is not None
+    if chosen.recurrence is not None and not is_low_rank and ops.can_recur(gates, h, c, *parameters):
         order = schedule.on(gates.device).order
         all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, order, *parameters, block, cell, chosen.name)
     else:
@@ -236,7 +272,10 @@ def recurrence(
 
         def mix_some(x: Tensor, first: int, last: int) -> Tensor:
             some = Parameters(*(None if parameter is None else parameter[first:last] for parameter in parameters))
-            return mix(x, some, schedule, block, size, last - first, chosen.name)
+            y = mix(x, some, schedule, block, size, last - first, chosen.name)
+            if not is_low_rank:
+                return y
+            return add_low_rank(y, x, *(None if part is None else part[first:last].to(wide) for part in (down, up)))
 
         all_h, all_c = ops.unrolled(cell, gates, h, c, sizes, mix_some)
     return all_h.to(dtype), all_c.to(dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Indices = npt.NDArray[np.int32]
+from pairmix import pairings
+from pairmix.pairings import Indices
 
 
 class DeviceSchedule:
@@ -88,7 +89,7 @@ class Schedule:
             n: the number of coordinates.
             stages: the number of stages, or None for the fewest that reach everything.
         """
-        return _generated("butterfly", n, _stages_or(stages, n, _butterfly_depth))
+        return _generated("butterfly", n, _stages_or(stages, n, pairings.butterfly_depth))
 
     @classmethod
     def brick(cls, n: int, stages: int | None = None) -> Schedule:
@@ -98,7 +99,7 @@ class Schedule:
             n: the number of coordinates.
             stages: the number of stages, or None for the fewest that reach everything: n / 2, or n if n is odd.
         """
-        return _generated("brick", n, _stages_or(stages, n, _brick_depth))
+        return _generated("brick", n, _stages_or(stages, n, pairings.brick_depth))
 
     @classmethod
     def random(cls, n: int, stages: int | None = None, seed: int = 0) -> Schedule:
@@ -110,7 +111,7 @@ class Schedule:
             seed: a non-negative integer.
         """
         _check_integer("seed", seed, at_least=0)
-        return _generated("random", n, _stages_or(stages, n, lambda n: _random_depth(n, seed)), seed)
+        return _generated("random", n, _stages_or(stages, n, lambda n: pairings.random_depth(n, seed)), seed)
 
     @classmethod
     def from_pairs(cls, n: int, pairs: Iterable[Iterable[Iterable[int]]]) -> Schedule:
@@ -129,6 +130,47 @@ class Schedule:
         """
         _check_integer("n", n, at_least=1)
         return cls(_stacked(n, (_check_stage(n, number, stage) for number, stage in enumerate(pairs))), "from_pairs")
+
+    @classmethod
+    def side_by_side(cls, schedules: Sequence[Schedule]) -> Schedule:
+        """Several schedules as one, each on coordinates of its own.
+
+        A layer with this schedule and a multiple of its features as `width` is the sum of several mixers: `tile` gives
+        each of them the whole input, and `fold` adds their outputs.
+
+        Args:
+            schedules: of as many stages each, and at most one of them of odd width.
+
+        Examples:
+            >>> butterfly, other = Schedule.butterfly(8), Schedule.random(8, stages=3)
+            >>> Schedule.side_by_side([butterfly, other])
+            Schedule.from_pairs(n=16, stages=3)
+        """
+        if not schedules:
+            raise ValueError("expected at least one schedule, got none")
+        if len({schedule.stages for schedule in schedules}) > 1 or sum(schedule.n % 2 for schedule in schedules) > 1:
+            raise ValueError(f"expected as many stages of each and at most one odd width, got {list(schedules)}")
+        starts = np.cumsum([0, *(schedule.n for schedule in schedules[:-1])])
+        pairs = [schedule.pairs + start for schedule, start in zip(schedules, starts, strict=True)]
+        merged = np.concatenate(pairs, axis=2).transpose(0, 2, 1)
+        return cls.from_pairs(sum(schedule.n for schedule in schedules), merged)
+
+    def extended(self, more: int) -> Schedule:
+        """The same stages and then as many more: those that come next in its kind, or a butterfly's after own pairs."""
+        _check_integer("more", more, at_least=0)
+        if self.kind != "from_pairs":
+            return _generated(self.kind, self.n, self.stages + more, self.seed)
+        added = _generated("butterfly", self.n, more).order
+        return Schedule(np.concatenate([self.order, added]), "from_pairs")
+
+    def only(self, stages: Sequence[int]) -> Schedule:
+        """Only these stages, which are counted from 0."""
+        outside = [stage for stage in stages if not 0 <= stage < self.stages]
+        if outside:
+            raise ValueError(f"{self} has no stage {outside[0]}")
+        if self.kind != "from_pairs" and list(stages) == list(range(len(stages))):
+            return _generated(self.kind, self.n, len(stages), self.seed)
+        return Schedule(self.order[list(stages)].reshape(-1, self.n), "from_pairs")
 
     def on(self, device: torch.device) -> DeviceSchedule:
         """This schedule on a device, copied there once."""
@@ -169,7 +211,7 @@ class Schedule:
 
     def reach(self) -> npt.NDArray[np.bool_]:
         """Which outputs depend on which inputs: a bool array `[n, n]`, indexed `[output, input]`."""
-        sets = _Reached(self.n, range(self.n))
+        sets = pairings.Reached(self.n, range(self.n))
         for stage in self.order:
             sets.meet(stage)
         return np.unpackbits(sets.rows[sets.row_of], axis=1, count=self.n).astype(bool)
@@ -244,11 +286,11 @@ def _stages_or(stages: int | None, n: int, depth: Callable[[int], int]) -> int:
 def _generated(kind: str, n: int, stages: int, seed: int | None = None) -> Schedule:
     generated: Iterator[Indices]
     if kind == "butterfly":
-        generated = cycle(_butterfly_stages(n))
+        generated = cycle(pairings.butterfly_stages(n))
     elif kind == "brick":
-        generated = cycle(_brick_stages(n))
+        generated = cycle(pairings.brick_stages(n))
     else:
-        generated = _random_stages(n, seed or 0)
+        generated = pairings.random_stages(n, seed or 0)
     return Schedule(_stacked(n, islice(generated, stages)), kind, seed)
 
 
@@ -260,103 +302,6 @@ def _stacked(n: int, stages: Iterable[Indices]) -> Indices:
 def _read_only(array: Indices) -> Indices:
     array.flags.writeable = False
     return array
-
-
-def _butterfly_depth(n: int) -> int:
-    # For odd n the coordinate left over at the first stage loses one doubling, so one stage more is the minimum.
-    return (n - 1).bit_length() + (n % 2 and n > 1)
-
-
-def _butterfly_stages(n: int) -> list[Indices]:
-    """Strides 1, 2, 4, ... inside blocks, then a perfect shuffle of the blocks.
-
-    Write the even width as m blocks of g, with g the largest power of two that leaves m even. The strides mix
-    each block in log2 g stages. Then blocks meet as in a perfect shuffle: the block at place j meets the one at
-    j + m/2, and the two are read out at the places 2j and 2j + 1, so that the places reached double with every
-    stage and ceil(log2 m) stages suffice. Large g is what a vectorised kernel likes: whole vectors meet.
-
-    An odd width is the even one above it without its last coordinate; whoever would meet that one is left over.
-    The shuffle starts with its halves swapped, which keeps the missing coordinate near the middle: from there
-    a single extra stage repairs every path that led through it (tests/test_schedule.py checks this).
-    """
-    even = n + n % 2
-    g = (even & -even) // 2
-    m = even // g
-    coordinates = np.arange(even, dtype=np.int32)
-    stages: list[Indices] = []
-    stride = 1
-    while stride < g:
-        stages.append(coordinates.reshape(-1, 2, stride).swapaxes(0, 1))
-        stride *= 2
-    places = np.roll(np.arange(m), m // 2)
-    for _ in range((m - 1).bit_length()):
-        meeting = places.reshape(2, m // 2)
-        stages.append(coordinates.reshape(m, g)[np.sort(meeting[:, np.argsort(meeting.min(axis=0))], axis=0)])
-        places = meeting.T.ravel()
-    stages = [stage.reshape(2, even // 2) for stage in stages]
-    return [_without_last(stage) for stage in stages] if n % 2 else [stage.ravel() for stage in stages]
-
-
-def _without_last(stage: Indices) -> Indices:
-    first, second = stage
-    left_over = second == second.max()  # seconds are larger than firsts, so the last coordinate is one of them
-    return np.concatenate([first[~left_over], second[~left_over], first[left_over]])
-
-
-def _brick_depth(n: int) -> int:
-    # The cone of influence grows by one on each side and stage; at the ends of a line (odd n) it bounces.
-    return n // 2 if n % 2 == 0 else n - (n == 1)
-
-
-def _brick_stages(n: int) -> list[Indices]:
-    line = np.arange(n, dtype=np.int32)
-    stages: list[Indices] = []
-    for coordinates in (line, np.roll(line, -1)):
-        paired = coordinates[: n - n % 2].reshape(-1, 2).T
-        stages.append(np.concatenate([paired.ravel(), coordinates[n - n % 2 :]]))
-    return stages
-
-
-def _random_stages(n: int, seed: int) -> Iterator[Indices]:
-    # Raw bits and a stable sort: NumPy promises the stream of a bit generator for good, not that of permutation().
-    bits = np.random.PCG64(seed)
-    while True:
-        yield np.argsort(bits.random_raw(n), kind="stable").astype(np.int32)
-
-
-@functools.lru_cache(maxsize=64)
-def _random_depth(n: int, seed: int) -> int:
-    """The fewest stages with which every input reaches every output, a slice of the inputs at a time."""
-    more = _random_stages(n, seed)
-    stages: list[Indices] = []
-    for start in range(0, n, 1024):
-        sets = _Reached(n, range(start, min(start + 1024, n)))
-        for stage in stages:
-            sets.meet(stage)
-        while not sets.complete():
-            stages.append(next(more))
-            sets.meet(stages[-1])
-    return len(stages)
-
-
-class _Reached:
-    """For every coordinate the set of inputs that it depends on, as bits; the two members of a pair share a row."""
-
-    def __init__(self, n: int, inputs: range) -> None:
-        singletons = np.zeros((n, len(inputs)), bool)
-        singletons[inputs, np.arange(len(inputs))] = True
-        self.rows = np.packbits(singletons, axis=1)
-        self.row_of = np.arange(n)
-        self.everything = np.packbits(np.ones(len(inputs), bool))
-
-    def meet(self, stage: Indices) -> None:
-        half = len(stage) // 2
-        first, second, residual = np.split(self.row_of[stage], [half, 2 * half])
-        self.rows = np.concatenate([self.rows[first] | self.rows[second], self.rows[residual]])
-        self.row_of[stage] = np.concatenate([np.tile(np.arange(half), 2), np.arange(half, len(self.rows))])
-
-    def complete(self) -> bool:
-        return bool((self.rows == self.everything).all())
 
 
 def _check_stage(n: int, number: int, stage: Iterable[Iterable[int]]) -> Indices:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import pairmix
 from pairmix.nn import SPMLinear
 
 Build = Callable[[], nn.Module]
@@ -21,7 +22,7 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Contender:
-    """A layer that takes the place of a dense map of n coordinates onto n.
+    """A layer that takes the place of a dense map.
 
     Attributes:
         key: in options, run names, configs and rows of results.
@@ -29,7 +30,7 @@ class Contender:
         color: in every picture.
         marker: in every picture; no two contenders have the same colour and marker.
         dash: of its line, where the line style does not stand for something else.
-        build: makes one, from the width, the number of maps and the options of `SPMLinear`; None if there is no layer.
+        build: makes one, from the numbers of features, the number of maps and options; None if there is no layer.
         timed: gives, from the width, a function that makes one for the benchmarks of the operator; needed where `build`
             would add to the time or the memory that is measured.
         settings: what a config must hold, apart from the key, for this variant of the layer.
@@ -52,8 +53,8 @@ class Contender:
 class LowRank(nn.Sequential):
     """`y = A B x + bias` with an inner dimension of `rank`."""
 
-    def __init__(self, n: int, rank: int) -> None:
-        super().__init__(nn.Linear(n, rank, bias=False), nn.Linear(rank, n))
+    def __init__(self, in_features: int, out_features: int, rank: int) -> None:
+        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features))
 
 
 class SideBySide(nn.ModuleList):
@@ -65,21 +66,27 @@ class SideBySide(nn.ModuleList):
 
 
 class Monarch(nn.Module):
-    """Two block-diagonal matrices with a transposition between them, by batched matrix products."""
+    """Two block-diagonal matrices with a transposition between them, by batched matrix products.
 
-    def __init__(self, n: int) -> None:
+    With b blocks of `in_features / b` coordinates, the first maps each onto `m` coordinates; the second reads one of
+    each block and gives `out_features / m`.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.blocks = divisor_near_root(n)
-        self.block_size = n // self.blocks
-        self.first = nn.Parameter(torch.randn(self.blocks, self.block_size, self.block_size) / self.block_size**0.5)
-        self.second = nn.Parameter(torch.randn(self.block_size, self.blocks, self.blocks) / self.blocks**0.5)
-        self.bias = nn.Parameter(torch.zeros(n))
+        self.in_features, self.out_features = in_features, out_features
+        self.blocks = divisor_near_root(in_features)
+        between = divisor_near_root(out_features)
+        self.block_size = in_features // self.blocks
+        self.first = nn.Parameter(torch.randn(self.blocks, self.block_size, between) / self.block_size**0.5)
+        self.second = nn.Parameter(torch.randn(between, self.blocks, out_features // between) / self.blocks**0.5)
+        self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Tensor) -> Tensor:
         z = x.view(-1, self.blocks, self.block_size).transpose(0, 1)  # [block, row, place in the block]
         z = torch.bmm(z, self.first).permute(2, 1, 0)  # [place in the block, row, block]
         z = torch.bmm(z, self.second).transpose(0, 1)
-        return z.reshape(x.shape) + self.bias
+        return z.reshape(*x.shape[:-1], self.out_features) + self.bias
 
 
 def divisor_near_root(n: int) -> int:
@@ -87,10 +94,11 @@ def divisor_near_root(n: int) -> int:
     return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: abs(d - math.sqrt(n)))
 
 
-def equal_rank(n: int, **options: Any) -> int:
+def equal_rank(in_features: int, out_features: int | None = None, **options: Any) -> int:
     """The smallest rank with which a low-rank layer has at least as many parameters as `SPMLinear`."""
-    size = count_parameters(SPMLinear(n, n, device="meta", **options))
-    return max(1, math.ceil((size - n) / (2 * n)))
+    out_features = in_features if out_features is None else out_features
+    size = count_parameters(SPMLinear(in_features, out_features, device="meta", **options))
+    return max(1, math.ceil((size - out_features) / (in_features + out_features)))
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -101,51 +109,58 @@ def count_parameters(model: nn.Module) -> int:
 def has_torch_structured() -> bool:
     """Whether the extra `structured` is installed, and works."""
     try:
-        torch_structured_butterfly(2)
+        torch_structured_butterfly(2, 2)
     except ImportError:
         return False
     return True
 
 
-def torch_structured_butterfly(n: int) -> nn.Module:
+def torch_structured_butterfly(in_features: int, out_features: int) -> nn.Module:
     """The butterfly of torch-structured: the same pairs as SPM's; other widths are padded to a power of two."""
     logging.getLogger("torch_structured").setLevel(logging.ERROR)  # it reports at length that there is no CUDA
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch_structured import Butterfly
-    layer: nn.Module = Butterfly(n, n)
+    layer: nn.Module = Butterfly(in_features, out_features)
     return layer
 
 
-def _dense(width: int, maps: int, **options: Any) -> nn.Module:
-    return nn.Linear(width, maps * width)
+def _dense(in_features: int, out_features: int, maps: int, **options: Any) -> nn.Module:
+    return nn.Linear(in_features, maps * out_features)
 
 
 @torch.no_grad()
-def _dense_from_identity(width: int, maps: int, **options: Any) -> nn.Module:
-    layer = nn.Linear(width, maps * width)
-    layer.weight.copy_(torch.eye(width).repeat(maps, 1))
+def _dense_from_identity(in_features: int, out_features: int, maps: int, **options: Any) -> nn.Module:
+    layer = nn.Linear(in_features, maps * out_features)
+    layer.weight.copy_(torch.eye(out_features, in_features).repeat(maps, 1))
     layer.bias.zero_()
     return layer
 
 
-def _spm(width: int, maps: int, **options: Any) -> nn.Module:
-    return SPMLinear(width, width, maps=maps if maps > 1 else None, **options)
+def _spm(in_features: int, out_features: int, maps: int, **options: Any) -> nn.Module:
+    return SPMLinear(in_features, out_features, maps=maps if maps > 1 else None, **options)
 
 
-def _low_rank(width: int, maps: int, **options: Any) -> nn.Module:
-    return SideBySide(LowRank(width, equal_rank(width, **options)) for _ in range(maps))
+def _companion(in_features: int, out_features: int, maps: int, rank: int | None = None, **options: Any) -> nn.Module:
+    rank = equal_rank(in_features, out_features, **options) if rank is None else rank
+    return _spm(in_features, out_features, maps, rank=rank, **options)
+
+
+def _low_rank(in_features: int, out_features: int, maps: int, rank: int | None = None, **options: Any) -> nn.Module:
+    rank = equal_rank(in_features, out_features, **options) if rank is None else rank
+    return _each(partial(LowRank, rank=rank))(in_features, out_features, maps)
 
 
 def _low_rank_alone(width: int) -> Build:
-    return partial(LowRank, width, equal_rank(width))
+    return partial(LowRank, width, width, equal_rank(width))
 
 
-def _each(build: Callable[[int], nn.Module]) -> Callable[..., nn.Module]:
-    """Builds from the width alone, as often as there are maps."""
+def _each(build: Callable[[int, int], nn.Module]) -> Callable[..., nn.Module]:
+    """Builds from the numbers of features alone, as often as there are maps."""
 
-    def maps_of(width: int, maps: int, **options: Any) -> nn.Module:
-        return build(width) if maps == 1 else SideBySide(build(width) for _ in range(maps))
+    def maps_of(in_features: int, out_features: int, maps: int, **options: Any) -> nn.Module:
+        layers = [build(in_features, out_features) for _ in range(maps)]
+        return layers[0] if maps == 1 else SideBySide(layers)
 
     return maps_of
 
@@ -161,6 +176,7 @@ SPM_ROTATION_OTHER_PAIRS = Contender(
 LOW_RANK = Contender(
     "lowrank", "low rank", "#009e73", "^", build=_low_rank, timed=_low_rank_alone, aliases=("low rank, SPM's size",)
 )
+COMPANION = Contender("companion", "SPM + low rank", "#004d80", "h", build=_companion)
 IDENTITY = Contender("identity", "dense from identity", "#e69f00", "D", build=_dense_from_identity)
 SOFTMAX = Contender("softmax", "softmax only", "#cc79a7", "P")
 RANK_64 = Contender(
@@ -182,11 +198,11 @@ REST = Contender("all but the layer", "all but the layer", "#999999", "x", ":")
 
 CONTENDERS = (
     *(DENSE, SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS),
-    *(LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
+    *(COMPANION, LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
 )
 """All of them, in the order in which they are shown."""
 
-TRAINED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, IDENTITY))
+TRAINED = tuple(one.key for one in (DENSE, SPM, COMPANION, LOW_RANK, MONARCH, IDENTITY))
 """The keys of the layers that an experiment can train."""
 TIMED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE))
 """The keys of the layers that the benchmarks of the operator time."""
@@ -194,19 +210,47 @@ VARIANT_SETTINGS = frozenset(name for contender in CONTENDERS for name in conten
 """The settings that tell the variants of a layer apart; layers without variants ignore them."""
 
 
-def make(key: str, width: int, maps: int = 1, **options: Any) -> nn.Module:
+def make(key: str, in_features: int, out_features: int | None = None, maps: int = 1, **options: Any) -> nn.Module:
     """Build a layer.
 
     Args:
         key: of the contender.
-        width: the number of features it takes, and that each map gives.
+        in_features: the number of features it takes.
+        out_features: the number that each map gives; None for as many.
         maps: the number of maps of the same input; their outputs are side by side.
-        options: of `SPMLinear`; they also decide the number of parameters of the low-rank layer of SPM's size.
+        options: of `SPMLinear`; they also decide the number of parameters of the low-rank layer of SPM's size, unless
+            `rank` does.
     """
     builds = {contender.key: contender.build for contender in CONTENDERS if contender.build is not None}
     if key not in builds:
         raise ValueError(f"layer must be one of {list(builds)}, got {key!r}")
-    return builds[key](width, maps, **options)
+    layer = builds[key](in_features, in_features if out_features is None else out_features, maps, **options)
+    layer.is_compared = True  # type: ignore[assignment]
+    return layer
+
+
+def param_groups(model: nn.Module, lr: float, weight_decay: float, scale: float | None) -> list[dict[str, Any]]:
+    """Groups of parameters for an optimiser.
+
+    Args:
+        model: with layers that `make` has built.
+        lr: the learning rate.
+        weight_decay: of matrices.
+        scale: what the rate of those layers is multiplied by; None for what `pairmix.param_groups` says.
+    """
+    groups = pairmix.param_groups(model, lr, weight_decay)
+    if scale is None:
+        return groups
+    compared = {
+        parameter for module in model.modules() if hasattr(module, "is_compared") for parameter in module.parameters()
+    }
+    split = []
+    for group in groups:
+        for chosen, lr_scale in ((True, scale), (False, 1.0)):
+            params = [parameter for parameter in group["params"] if (parameter in compared) == chosen]
+            if params:
+                split.append({**group, "params": params, "lr": lr * lr_scale, "lr_scale": lr_scale})
+    return split
 
 
 def timed_at(width: int) -> dict[str, Build]:

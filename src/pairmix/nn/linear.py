@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pairmix import functional
-from pairmix.nn import description
+from pairmix.nn import depth, description
 from pairmix.nn import init as initial
 from pairmix.schedule import Schedule
 
@@ -28,6 +29,8 @@ class SPMOptions(TypedDict, total=False):
     schedule: str | Schedule
     residual: str
     init: str | Callable[[Tensor], Any]
+    gain: float
+    rank: int
     impl: str
 
 
@@ -36,8 +39,8 @@ class SPMLinear(nn.Module):
 
         z_0 = d_in * tile(x)        z_l = B_l z_(l-1)        y = fold(d_out * z_L) + bias
 
-    The width is `n = max(in_features, out_features)`. Every stage applies `n // 2` independent 2x2 blocks, so the
-    layer costs O(n L) time and parameters instead of O(n^2).
+    The width is `n = max(in_features, out_features)`, or more if asked for. Every stage applies `n // 2` independent
+    2x2 blocks, so the layer costs O(n L) time and parameters instead of O(n^2).
 
     Args:
         in_features: size of each input sample.
@@ -53,6 +56,10 @@ class SPMLinear(nn.Module):
         init: `"near_identity"`, `"random_rotation"`, `"hadamard"`, `"identity"`, or a function that fills a tensor
             of angles `[L, n // 2]` in place, such as those in `pairmix.nn.init`. General blocks start as the
             same rotations, so the mixing always starts orthogonal.
+        gain: what the output starts multiplied by, through `d_out`; below one for the last map of a residual branch.
+        rank: that of a low-rank map beside the mixing, `y = SPM(x) + up (down x)`, which starts at zero; 0 for none.
+        width: the number of coordinates that are mixed, at least `max(in_features, out_features)`. With a multiple of
+            both, and `Schedule.side_by_side`, the layer is a sum of several mixers with pairings of their own.
         maps: for several operators of this kind that read the same input, how many. They are computed in one call, and
             their outputs are side by side. None for one operator.
         impl: which implementation computes it: `"auto"` chooses, and one asked for by name never falls back to another.
@@ -69,6 +76,8 @@ class SPMLinear(nn.Module):
         d_out: `[n]`.
         bias: `[out_features]`, or None.
         residual_scale: `[L]`, or None unless n is odd and `residual="scale"`.
+        down: `[rank, in_features]`, or None for `rank=0`.
+        up: `[out_features, rank]`, or None for `rank=0`.
 
     Examples:
         >>> layer = SPMLinear(1000, 1000)
@@ -81,6 +90,8 @@ class SPMLinear(nn.Module):
 
     bias: nn.Parameter | None
     residual_scale: nn.Parameter | None
+    down: nn.Parameter | None
+    up: nn.Parameter | None
 
     def __init__(
         self,
@@ -95,6 +106,9 @@ class SPMLinear(nn.Module):
         schedule: str | Schedule = "butterfly",
         residual: str = "scale",
         init: str | Callable[[Tensor], Any] = "near_identity",
+        gain: float = 1.0,
+        rank: int = 0,
+        width: int | None = None,
         maps: int | None = None,
         impl: str = "auto",
     ) -> None:
@@ -106,12 +120,18 @@ class SPMLinear(nn.Module):
         for name, number in (("in_features", in_features), ("out_features", out_features), ("maps", maps)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
+        if rank < 0:
+            raise ValueError(f"rank must be at least 0, got {rank}")
+        if not (isinstance(gain, int | float) and math.isfinite(gain)):
+            raise ValueError(f"gain must be a finite number, got {gain!r}")
         self.in_features = in_features
         self.out_features = out_features
-        self.schedule = _make_schedule(schedule, max(in_features, out_features), stages)
+        self.schedule = _make_schedule(schedule, _width(in_features, out_features, width), stages)
         self.block = block
         self.residual = residual
         self.init = init
+        self.gain = gain
+        self.rank = rank
         self.maps = maps
         self.impl = impl
 
@@ -129,12 +149,14 @@ class SPMLinear(nn.Module):
         self.register_parameter("bias", parameter(out_features) if bias else None)
         has_scale = n % 2 == 1 and residual == "scale"
         self.register_parameter("residual_scale", parameter(self.stages) if has_scale else None)
+        self.register_parameter("down", parameter(rank, in_features) if rank else None)
+        self.register_parameter("up", parameter(out_features, rank) if rank else None)
         functional.choose_impl(impl, self.d_in.device)  # a wrong name should fail here, not in the first forward
         self.reset_parameters()
 
     @property
     def width(self) -> int:
-        """The number of coordinates that are mixed, `max(in_features, out_features)`."""
+        """The number of coordinates that are mixed."""
         return self.schedule.n
 
     @property
@@ -153,16 +175,20 @@ class SPMLinear(nn.Module):
         else:
             fill(self.angles)
         nn.init.ones_(self.d_in)
-        initial.output_scale_(self.d_out, self.out_features)
+        initial.output_scale_(self.d_out, self.out_features).mul_(self.gain)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.residual_scale is not None:
             nn.init.ones_(self.residual_scale)
+        if self.down is not None and self.up is not None:
+            nn.init.normal_(self.down, std=self.in_features**-0.5)
+            nn.init.zeros_(self.up)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.size(-1) != self.in_features:
             raise ValueError(f"expected an input of shape (*, {self.in_features}), got {tuple(x.shape)}")
-        return functional.mix(x, self._tensors(), self.schedule, self.block, self.out_features, self.maps, self.impl)
+        y = functional.mix(x, self._tensors(), self.schedule, self.block, self.out_features, self.maps, self.impl)
+        return functional.add_low_rank(y, x, self.down, self.up) if self.rank else y
 
     def to_dense(self) -> Tensor:
         """The matrix that this layer stands for, `[out_features, in_features]`: `layer(x) == x @ W.T + bias`.
@@ -175,9 +201,12 @@ class SPMLinear(nn.Module):
         """
         unit_vectors = torch.eye(self.in_features, device=self.d_in.device, dtype=self.d_in.dtype)
         parameters = self._tensors()._replace(bias=None)
-        return functional.mix(
+        columns = functional.mix(
             unit_vectors, parameters, self.schedule, self.block, self.out_features, self.maps, self.impl
-        ).T
+        )
+        if self.rank:
+            columns = functional.add_low_rank(columns, unit_vectors, self.down, self.up)
+        return columns.T
 
     def _tensors(self) -> functional.Tensors:
         """The parameters as the operator takes them."""
@@ -192,16 +221,59 @@ class SPMLinear(nn.Module):
 
     def operator(self) -> dict[str, Any]:
         """What the functions of `pairmix.functional` take of this layer: parameters, schedule, block and impl."""
-        return {**self._tensors()._asdict(), "schedule": self.schedule, "block": self.block, "impl": self.impl}
+        taken = {**self._tensors()._asdict(), "schedule": self.schedule, "block": self.block, "impl": self.impl}
+        return {**taken, "down": self.down, "up": self.up} if self.rank else taken
+
+    @torch.no_grad()
+    def deepen_(self, stages: int, optimizer: torch.optim.Optimizer | None = None) -> SPMLinear:
+        """Add stages at the end that start as the identity: the layer computes what it did before, and can learn more.
+
+        Args:
+            stages: how many. Their pairs are those that come next in the schedule.
+            optimizer: one that trains this layer: it goes on with the longer parameters and its moments of the others.
+                Without it, make a new one: the parameters are new tensors.
+
+        Examples:
+            >>> layer = SPMLinear(64, 64)
+            >>> x, before = torch.randn(8, 64), layer.stages
+            >>> y = layer(x)
+            >>> torch.allclose(layer.deepen_(6)(x), y), layer.stages - before
+            (True, 6)
+        """
+        added = self.schedule.extended(stages)
+        depth.change_stages_(self, lambda values, start: depth.appended(values, start, stages), optimizer)
+        self.schedule = added
+        return self
+
+    @torch.no_grad()
+    def prune_(self, tolerance: float = 0.0, optimizer: torch.optim.Optimizer | None = None) -> list[int]:
+        """Remove the stages that are the identity, or near it.
+
+        Args:
+            tolerance: how far an entry of a stage's blocks may be from that of the identity.
+            optimizer: one that trains this layer: it goes on with the parameters that are left. Without it, make a new
+                one: the parameters are new tensors.
+
+        Returns:
+            The removed stages, counted from 0.
+        """
+        if not tolerance >= 0:
+            raise ValueError(f"tolerance must be at least 0, got {tolerance}")
+        far = (depth.distances_from_identity(self) > tolerance).tolist()
+        left = [stage for stage in range(self.stages) if far[stage]]
+        depth.change_stages_(self, lambda values, start: values[left], optimizer)
+        self.schedule = self.schedule.only(left)
+        return [stage for stage in range(len(far)) if not far[stage]]
 
     def extra_repr(self) -> str:
         bias = self.bias is not None
         parameters = sum(parameter.numel() for parameter in self.parameters())
         dense = (self.maps or 1) * self.out_features * (self.in_features + bias)
         maps = "" if self.maps is None else f"maps={self.maps}, "
+        rank = f"rank={self.rank}, " if self.rank else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, {maps}bias={bias}, width={self.width}, "
-            f"stages={self.stages}, block={self.block}, schedule={self.schedule.kind}, "
+            f"stages={self.stages}, block={self.block}, schedule={self.schedule.kind}, {rank}"
             f"parameters={parameters:,} (dense {dense:,})"
         )
 
@@ -243,12 +315,19 @@ class SPMLinear(nn.Module):
         )
 
 
+def _width(in_features: int, out_features: int, width: int | None) -> int:
+    least = max(in_features, out_features)
+    if width is not None and width < least:
+        raise ValueError(f"width must be at least {least} = max(in_features, out_features), got {width}")
+    return least if width is None else width
+
+
 def _make_schedule(schedule: str | Schedule, n: int, stages: int | None) -> Schedule:
     if isinstance(schedule, str):
         _check_choice("schedule", schedule, _SCHEDULES)
         return _SCHEDULES[schedule](n, stages)
     if schedule.n != n:
-        raise ValueError(f"the layer has the width {n} = max(in_features, out_features), its schedule has {schedule.n}")
+        raise ValueError(f"the layer has the width {n}, its schedule has {schedule.n}")
     if stages not in (None, schedule.stages):
         raise ValueError(f"stages={stages}, but the given {schedule} has {schedule.stages}")
     return schedule

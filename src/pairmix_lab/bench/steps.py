@@ -97,17 +97,20 @@ def _rows(
     others: Mapping[str, Callable[[], nn.Module]],
 ) -> Iterator[dict[str, Any]]:
     first = next(iter(tasks.values()))
-    (inputs, labels), lr = first.batch(1), first.config.lr
+    (inputs, labels), lr, clip = first.batch(1), first.config.lr, first.config.clip
     builds = {**{name: task.build for name, task in tasks.items()}, **others}
+
+    def step_of(model: nn.Module, inputs: Tensor) -> Callable[[], object]:
+        return partial(timed_step, model, make_optimizer(first.groups(model), lr), inputs, labels, lr, clip)
+
     steps: dict[str, Callable[[], object]] = {}
     for name, build in builds.items():
         torch.manual_seed(0)
-        model = build()
-        steps[name] = partial(timed_step, model, make_optimizer(model, lr), inputs, labels, lr)
+        steps[name] = step_of(build(), inputs)
     model = tasks[SPM.key].build()
     if isinstance(model, nn.Sequential):  # otherwise the layer is not what reads the input
-        rest = model[1:]
-        steps[REST.key] = partial(_step_of_rest, rest, make_optimizer(rest, lr), inputs, labels, lr)
+        # What would be left if the layer cost nothing: its output is there, and the gradient of it is computed.
+        steps[REST.key] = step_of(model[1:], inputs.detach().requires_grad_())
     samples = interleaved(steps, seconds, block=BLOCK)
     for name in steps:
         yield {
@@ -116,11 +119,6 @@ def _rows(
             "batch": first.config.batch,
             **measured(samples, name, DENSE.key if DENSE.key in samples else None),
         }
-
-
-def _step_of_rest(rest: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, lr: float) -> None:
-    """What would be left of a step if the layer cost nothing: its output is there, and its gradient is computed."""
-    timed_step(rest, optimizer, inputs.detach().requires_grad_(), labels, lr)
 
 
 def table(rows: tables.Rows) -> tables.Table:

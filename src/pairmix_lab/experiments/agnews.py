@@ -23,6 +23,7 @@ from pairmix_lab import contenders, files
 from pairmix_lab.contenders import count_parameters
 from pairmix_lab.experiments import data, options
 from pairmix_lab.experiments.classification import DENSE, SPM, Classification, Classified, accuracies, scores
+from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import StepCases
 from pairmix_lab.report.experiment import Case
 from pairmix_lab.report.notes import of_experiment
@@ -30,7 +31,7 @@ from pairmix_lab.report.pictures import WIDE, Picture, legend_below, look, style
 from pairmix_lab.report.runs import Runs
 from pairmix_lab.report.tables import distinct
 from pairmix_lab.report.timing import step_time
-from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe
+from pairmix_lab.training.loop import Batch
 
 CLASSES = 4
 WHOLE = 120_000
@@ -45,21 +46,17 @@ AGNEWS = data.Dataset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Recipe):
+class Config(Compared):
     """A classifier.
 
     Attributes:
         layer: the hidden one, of `MODELS`.
         width: of the hidden layer, and how many features the words are hashed into.
-        stages: of SPM.
-        block: of SPM.
     """
 
     experiment: str = "agnews"
-    layer: str = "spm"
     width: int = 2048
-    stages: int = 12
-    block: str = "general"
+    stages: int | None = 12
     steps: int = 1200
     batch: int = 256
     lr: float = 1e-2
@@ -67,13 +64,11 @@ class Config(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("layer", MODELS)
-        self._check_at_most("width", LARGEST_SIZE)
 
     @property
     def name(self) -> str:
         """What its files are called."""
-        kind = self.layer + "-rotation" * (self.block == "rotation")
-        return f"{kind}-{self.width}-seed{self.seed}"
+        return f"{self.kind}-{self.width}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -119,8 +114,10 @@ class Task:
         head = nn.Linear(config.width, CLASSES)
         if config.layer == contenders.SOFTMAX.key:
             return nn.Sequential(head)
-        hidden = contenders.make(config.layer, config.width, stages=config.stages, block=config.block)
-        return nn.Sequential(hidden, nn.ReLU(), head)
+        return nn.Sequential(config.make(), nn.ReLU(), head)
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return self.config.groups(model)
 
     def batch(self, step: int) -> Batch:
         places = np.arange((step - 1) * self.config.batch, step * self.config.batch)

@@ -78,6 +78,10 @@ class Experiment(Reported):
             folder: the user's copy of the data; without it the original is downloaded.
         """
 
+    def completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        complete: Mapping[str, Any] = self.config.completed(config)
+        return complete
+
     def in_words(self, outcome: Mapping[str, Any]) -> str:
         """The outcome of a run for the terminal; empty for nothing but its time."""
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -11,20 +12,21 @@ from torch.nn import functional as F
 
 from pairmix.functional import recurrence
 from pairmix.nn import SPMLinear
-from pairmix_lab import contenders
 
 SYMBOLS = 256
 CELLS = {"rnn": 1, "gru": 3, "attention": 3}  # and how many maps read the same input
 HEAD = 64  # features of an attention head
+Make = Callable[..., nn.Module]
+"""Makes the map that is compared, as `Compared.make`."""
 
 
 class LanguageModel(nn.Module):
     """A table of bytes, a cell that mixes what was read so far, and a dense map that reads the next byte off."""
 
-    def __init__(self, layer: str, width: int, cell: str, **options: Any) -> None:
+    def __init__(self, make: Make, width: int, cell: str) -> None:
         super().__init__()
         of_cell: dict[str, type[Elman | GRU | Attention]] = {"rnn": Elman, "gru": GRU, "attention": Attention}
-        self.mixer: Elman | GRU | Attention = of_cell[cell](layer, width, **options)
+        self.mixer: Elman | GRU | Attention = of_cell[cell](make, width)
         self.table = nn.Embedding(SYMBOLS, self.mixer.input_size)
         self.head = nn.Linear(width, SYMBOLS)
 
@@ -42,10 +44,10 @@ class LanguageModel(nn.Module):
 class Elman(nn.Module):
     """`h = tanh(input + U h)`."""
 
-    def __init__(self, layer: str, width: int, **options: Any) -> None:
+    def __init__(self, make: Make, width: int) -> None:
         super().__init__()
         self.input_size = width
-        self.u = contenders.make(layer, width, **options)
+        self.u = make()
 
     def forward(self, inputs: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
         h = inputs.new_zeros(inputs.shape[1:]) if h is None else h
@@ -65,10 +67,10 @@ class Elman(nn.Module):
 class GRU(nn.Module):
     """As `torch.nn.GRU` has it: the reset gate is applied to what the map gives."""
 
-    def __init__(self, layer: str, width: int, **options: Any) -> None:
+    def __init__(self, make: Make, width: int) -> None:
         super().__init__()
         self.input_size = 3 * width
-        self.u = contenders.make(layer, width, maps=3, **options)
+        self.u = make(maps=3)
 
     def forward(self, inputs: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
         h = inputs.new_zeros(*inputs.shape[1:-1], inputs.shape[-1] // 3) if h is None else h
@@ -88,15 +90,15 @@ class GRU(nn.Module):
 class Attention(nn.Module):
     """A layer of causal self-attention; its state is what it has read."""
 
-    def __init__(self, layer: str, width: int, longest: int = 1024, **options: Any) -> None:
+    def __init__(self, make: Make, width: int, longest: int = 1024) -> None:
         super().__init__()
         if width % HEAD:
             raise ValueError(f"attention needs a width that is a multiple of {HEAD}, got {width}")
         self.input_size = width
         self.places = nn.Parameter(0.02 * torch.randn(longest, 1, width))
         self.norm_in, self.norm_out = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = contenders.make(layer, width, maps=3, **options)
-        self.out = contenders.make(layer, width, **options)
+        self.qkv = make(maps=3)
+        self.out = make()
 
     def forward(self, inputs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         if len(inputs) > len(self.places):
@@ -156,8 +158,8 @@ class DenseElman(torch.autograd.Function):
 def _spm_recurrence(cell: str, inputs: Tensor, h: Tensor, u: SPMLinear) -> Tensor:
     operator = u.operator()
     if u.maps is None:
-        parameters = ("blocks", "d_in", "d_out", "bias", "residual_scale")
-        operator |= {name: operator[name][None] for name in parameters if operator[name] is not None}
+        tensors = {name: value[None] for name, value in operator.items() if isinstance(value, Tensor)}
+        operator |= tensors
     states, _ = recurrence(cell, inputs.flatten(0, 1), h, None, **operator)
     return states.view(*inputs.shape[:2], -1)
 

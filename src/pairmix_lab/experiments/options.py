@@ -16,7 +16,7 @@ Layers = Annotated[str, typer.Option(help=f"Which layers to compare, of {', '.jo
 Widths = Annotated[str, typer.Option(help="The widths, such as 256,1024.")]
 Seeds = Annotated[str, typer.Option(help="The seeds, such as 0,1,2: each is a run of its own.")]
 Blocks = Annotated[str, typer.Option(help="The blocks of SPM: general, rotation or both.")]
-Stages = Annotated[int, typer.Option(min=0, help="The stages of SPM.")]
+Stages = Annotated[int | None, typer.Option(min=0, help="The stages of SPM.")]
 Steps = Annotated[int, typer.Option(help="Training steps.")]
 BatchSize = Annotated[int, typer.Option(help="Rows of a step, over all processes.")]
 Rate = Annotated[float, typer.Option(help="The learning rate of Adam.")]

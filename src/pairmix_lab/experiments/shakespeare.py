@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED, count_parameters
 from pairmix_lab.experiments import data, options
+from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import Experiment, StepCases
 from pairmix_lab.experiments.language_models import CELLS, LanguageModel, TorchRNN, generate
 from pairmix_lab.report import curves
@@ -33,7 +34,7 @@ from pairmix_lab.report.schema import LOSS, NAME, training
 from pairmix_lab.report.summary import headline, headline_case
 from pairmix_lab.report.tables import NamedTable, Table, number
 from pairmix_lab.report.timing import speedup, step_time
-from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe, cross_entropy
+from pairmix_lab.training.loop import Batch, cross_entropy
 
 DENSE, SPM = contenders.DENSE.label, contenders.SPM.label
 SHAKESPEARE = data.Dataset(
@@ -85,7 +86,7 @@ def inconsistent() -> list[tuple[str, Evaluated]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Recipe):
+class Config(Compared):
     """The paper's settings.
 
     Attributes:
@@ -93,18 +94,14 @@ class Config(Recipe):
         width: of the state.
         cell: `"rnn"` (Elman), `"gru"` or `"attention"`.
         length: of a sequence, in bytes.
-        stages: of SPM.
-        block: of SPM.
         validation_batches: how many are looked at on the way; in the end it is the whole validation part.
     """
 
     experiment: str = "shakespeare"
-    layer: str = "spm"
     width: int = 4096
     cell: str = "rnn"
     length: int = 128
-    stages: int = 12
-    block: str = "general"
+    stages: int | None = 12
     steps: int = 2000
     batch: int = 32
     lr: float = 1e-3
@@ -116,13 +113,11 @@ class Config(Recipe):
         super().__post_init__()
         self._check_choice("layer", TRAINED)
         self._check_choice("cell", CELLS)
-        self._check_at_most("width", LARGEST_SIZE)
 
     @property
     def name(self) -> str:
         """What its files are called."""
-        kind = self.layer + "-rotation" * (self.block == "rotation")
-        return f"{self.cell}-{kind}-{self.width}-seed{self.seed}"
+        return f"{self.cell}-{self.kind}-{self.width}-seed{self.seed}"
 
 
 class Task:
@@ -140,8 +135,10 @@ class Task:
             raise ValueError(f"the text is too short: its validation part has {len(self.valid)} bytes")
 
     def build(self) -> nn.Module:
-        config = self.config
-        return LanguageModel(config.layer, config.width, config.cell, stages=config.stages, block=config.block)
+        return LanguageModel(self.config.make, self.config.width, self.config.cell)
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return self.config.groups(model)
 
     def batch(self, step: int) -> Batch:
         return self._sequences(self.train, (self.config.seed, step))

@@ -33,6 +33,7 @@ from pairmix_lab.experiments.classification import (
     fields,
     scores,
 )
+from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import Demo, StepCases
 from pairmix_lab.report.cells import seeds as seeds_cell
 from pairmix_lab.report.cells import spread
@@ -41,7 +42,7 @@ from pairmix_lab.report.pictures import WIDE, Picture, legend_below, mean_line, 
 from pairmix_lab.report.runs import Runs
 from pairmix_lab.report.schema import NOT_NEGATIVE, Value
 from pairmix_lab.report.tables import NamedTable, Table, distinct
-from pairmix_lab.training.loop import LARGEST_SIZE, Batch, Recipe
+from pairmix_lab.training.loop import Batch
 
 UNIFORM = "uniform"
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
@@ -58,7 +59,7 @@ AXIS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Recipe):
+class Config(Compared):
     """A student and its teacher.
 
     Attributes:
@@ -67,18 +68,14 @@ class Config(Recipe):
         classes: how many labels there are.
         angle_std: how far the teacher is from the identity: the spread of its angles in radians, or `"uniform"` for
             angles from the whole circle.
-        block: of an SPM student.
         pairing: of an SPM student: `"same"`, the teacher's pairs, or `"other"`, random ones.
     """
 
     experiment: str = "teacher"
-    layer: str = "spm"
     width: int = 256
     classes: int = 10
     angle_std: float | str = 0.1
-    block: str = "general"
     pairing: str = "same"
-    stages: int | None = None
     steps: int = 1200
     batch: int = 256
     lr: float = 3e-3
@@ -87,7 +84,6 @@ class Config(Recipe):
         super().__post_init__()
         self._check_choice("layer", TRAINED)
         self._check_choice("pairing", PAIRINGS)
-        self._check_at_most("width", LARGEST_SIZE)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
 
@@ -95,7 +91,7 @@ class Config(Recipe):
     def name(self) -> str:
         """What its files are called."""
         kind = f"spm-{self.block}-{self.pairing}" if self.layer == contenders.SPM.key else self.layer
-        return f"{kind}-{self.width}-std-{self.angle_std}-seed{self.seed}"
+        return f"{kind}{self.variant}-{self.width}-std-{self.angle_std}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,10 @@ class Task:
         if config.pairing == "other":
             stages = config.stages or Schedule.butterfly(config.width).stages
             schedule = Schedule.random(config.width, stages, seed=config.seed)
-        return contenders.make(config.layer, config.width, block=config.block, stages=config.stages, schedule=schedule)
+        return config.make(schedule=schedule)
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return self.config.groups(model)
 
     def batch(self, step: int) -> Batch:
         return self.teacher.batch(self.config.batch, step)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pairmix_lab.report.pictures import Picture
 from pairmix_lab.report.schema import Object, Shape
@@ -72,6 +72,10 @@ class Reported(ABC):
     def table_names(self) -> Sequence[str]:
         """The names under which pages of the documentation may ask for its tables."""
         return ()
+
+    def completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The config of a result, with what older versions did not say because they had no choice."""
+        return config
 
     def case(self, row: Row) -> Case:
         """The case of a config, or of a row of step times, which may lack the setting."""

@@ -73,7 +73,9 @@ def collect(paths: Iterable[Path], experiments: Sequence[Reported]) -> Runs:
     settings = {one.setting: one.setting_shape for one in experiments if one.setting and one.setting_shape}
     kinds = {**{name: one.fields for name, one in by_name.items()}, schema.STEPS: schema.step_times(settings)}
     loaded = [_load(path, kinds) for path in _files(paths)]
-    training = [run for run in loaded if _kind(run) in by_name]
+    training = [
+        {**run, "config": by_name[_kind(run)].completed(run["config"])} for run in loaded if _kind(run) in by_name
+    ]
     steps = [run for run in loaded if _kind(run) == schema.STEPS]
     finished = [run for run in training if _is_finished(run)]
     if not finished:
@@ -132,7 +134,7 @@ def _comparable(runs: Sequence[Run]) -> list[Run]:
     """The runs of one contender that may be averaged: of the settings that trained longest, the last of each seed."""
 
     def settings(run: Run) -> tuple[object, ...]:
-        names = ("steps", "batch", "lr", "decay", "stages")
+        names = ("steps", "batch", "lr", "decay", "stages", "rank", "init", "layer_rate")
         return (*(run["config"].get(name) for name in names), run["outcome"].get("data"))
 
     alike = defaultdict(list)

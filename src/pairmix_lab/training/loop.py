@@ -39,8 +39,11 @@ class Recipe:
     Attributes:
         steps: how many.
         batch: rows of a step, over all processes.
-        lr: the learning rate of Adam.
+        lr: the learning rate of AdamW, before the groups of the model scale it.
         decay: `"cosine"`, from `lr` to zero, or `"constant"`.
+        warmup: over how many steps the rate first rises to `lr`, in a line.
+        clip: the largest norm of all gradients together; None for any.
+        weight_decay: of matrices.
         seed: which random start and which batches.
         log_every: how many steps a row of the history sums up.
         validate_every: after how many steps the model is validated; also after the first and the last.
@@ -50,6 +53,9 @@ class Recipe:
     batch: int
     lr: float
     decay: str = "cosine"
+    warmup: int = 0
+    clip: float | None = None
+    weight_decay: float = 0.0
     seed: int = 0
     log_every: int = 20
     validate_every: int = 100
@@ -63,8 +69,19 @@ class Recipe:
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0, got {self.lr}")
         self._check_choice("decay", ("cosine", "constant"))
+        if not 0 <= self.warmup <= self.steps:
+            raise ValueError(f"warmup must be in 0..{self.steps}, the steps, got {self.warmup}")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip must be above 0, or None, got {self.clip}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed must be in 0..2^31-1, got {self.seed}")
+
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of a result, with what older versions did not say because they had no choice."""
+        return {"warmup": 0, "clip": None, "weight_decay": 0.0, **config}
 
     def _check_at_most(self, name: str, limit: int) -> None:
         if getattr(self, name) > limit:
@@ -76,9 +93,8 @@ class Recipe:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, which are counted from 1."""
-        if self.decay == "constant":
-            return self.lr
-        return self.lr * (1 + math.cos(math.pi * (step - 1) / self.steps)) / 2
+        rate = self.lr * min(1.0, step / max(1, self.warmup))
+        return rate if self.decay == "constant" else rate * (1 + math.cos(math.pi * (step - 1) / self.steps)) / 2
 
 
 class Task(Protocol):
@@ -94,6 +110,9 @@ class Task(Protocol):
 
     def build(self) -> nn.Module:
         """The model before training, from torch's random state."""
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Its parameters, as groups for the optimiser; the rate of a group is multiplied by its `lr_scale`."""
 
     def batch(self, step: int) -> Batch:
         """Inputs and labels of a step, the same ones for the same step."""
@@ -122,7 +141,7 @@ def train(
     save_every: float = 60,
     on_step: OnStep = lambda step, loss, milliseconds: None,
 ) -> Trained:
-    """Train with Adam to the end.
+    """Train with AdamW to the end.
 
     Args:
         task: the model and the data.
@@ -162,7 +181,7 @@ class Run:
         torch.manual_seed(self.config.seed)
         model = task.build()
         record: dict[str, Any] = {"rows": [], "losses": [], "milliseconds": []}  # losses: since the last row
-        self.state = checkpoints.State(model, make_optimizer(model, self.config.lr), 0, record)
+        self.state = checkpoints.State(model, make_optimizer(task.groups(model), self.config.lr), 0, record)
         self.checkpoint = None if folder is None else folder / "checkpoint.safetensors"
         if self.checkpoint is not None and self.checkpoint.exists():
             if not resume:
@@ -183,7 +202,7 @@ class Run:
         state, config = self.state, self.config
         inputs, labels = self.processes.share(self.task.batch(state.step + 1), config.batch)
         loss, milliseconds = timed_step(
-            self.parallel_model, state.optimizer, inputs, labels, config.lr_at(state.step + 1)
+            self.parallel_model, state.optimizer, inputs, labels, config.lr_at(state.step + 1), config.clip
         )
         state.step += 1
         loss = self.processes.mean(loss)
@@ -232,21 +251,33 @@ class Run:
         return Trained(self.state.model, self.rows, outcome)
 
 
-def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Adam:
-    """Adam as one fused operation, which is much the fastest on a CPU; with it a dense layer gains most."""
-    return torch.optim.Adam(model.parameters(), lr, fused=True)
+def make_optimizer(parameters: Iterable[Any], lr: float) -> torch.optim.AdamW:
+    """AdamW as one fused operation, which is much the fastest on a CPU; with it a dense layer gains most.
+
+    Args:
+        parameters: or groups of them, as any optimiser takes them.
+        lr: the learning rate.
+    """
+    return torch.optim.AdamW(parameters, lr, weight_decay=0.0, fused=True)
 
 
 def timed_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, lr: float
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    lr: float,
+    clip: float | None = None,
 ) -> tuple[float, float]:
     """One training step: the loss, and how many milliseconds forward, backward and update took."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     start = time.perf_counter()
     loss = cross_entropy(model(inputs), labels)
     optimizer.zero_grad()
     loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     value = loss.item()
     return value, 1e3 * (time.perf_counter() - start)

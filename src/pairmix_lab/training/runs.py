@@ -36,7 +36,7 @@ def is_finished(out: Path, config: Any, resume: bool, hashes: Callable[[], Mappi
         stored = results.load(path)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    other = differences(stored["config"], asdict(config))
+    other = differences(config.completed(stored["config"]), asdict(config))
     if not other and "data" in stored:  # older results do not say what their data was
         other = differences(stored["data"], hashes())
     if other:

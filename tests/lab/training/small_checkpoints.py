@@ -23,7 +23,7 @@ RECORD = {
 def new_state(layer=None, seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(SPMLinear(16, 16) if layer is None else layer, nn.ReLU(), nn.Linear(16, 4))
-    return checkpoints.State(model, make_optimizer(model, lr=0.01), 0, {})
+    return checkpoints.State(model, make_optimizer(model.parameters(), lr=0.01), 0, {})
 
 
 def take_step(state):
