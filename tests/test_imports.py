@@ -96,7 +96,7 @@ def test_implementations_do_not_import_each_other():
 def test_the_public_names():
     recurrent = {f"SPM{kind}{cell}" for kind in ("RNN", "GRU", "LSTM") for cell in ("", "Cell")}
     modules = {"SPMLinear", "SPMMultiheadAttention", "SPMTransformerEncoderLayer"}
-    others = {"Schedule", "empty_cache", "functional", "nn"}
+    others = {"Schedule", "empty_cache", "functional", "nn", "param_groups"}
     assert set(pairmix.__all__) == recurrent | modules | others
     assert all(hasattr(pairmix, name) for name in pairmix.__all__)
 

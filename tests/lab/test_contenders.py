@@ -74,7 +74,7 @@ def test_dense_is_torchs_own():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"one of \['dense', 'spm', 'lowrank', 'identity', .*\], got 'sparse'"):
+    with pytest.raises(ValueError, match=r"one of \['dense', 'spm', 'companion', 'lowrank', .*\], got 'sparse'"):
         make("sparse", 8)
 
 
@@ -160,14 +160,16 @@ def test_blocks_of_monarch(n, blocks):
     assert divisor_near_root(n) == blocks
 
 
-def test_monarch_is_two_block_diagonal_matrices():
-    layer = Monarch(12)  # blocks of 4, then of 3
+@pytest.mark.parametrize("out_features", [12, 6, 30])
+def test_monarch_is_two_block_diagonal_matrices(out_features):
+    layer = Monarch(12, out_features)
     x = torch.randn(5, 12)
+    blocks, _, between = layer.first.shape
 
     def plain(dtype):
         first, second = (torch.block_diag(*factor).to(dtype) for factor in (layer.first, layer.second))
-        between = (x.to(dtype) @ first).view(5, 3, 4).transpose(1, 2).reshape(5, 12) @ second
-        return between.view(5, 4, 3).reshape(5, 12) + layer.bias.to(dtype)
+        exchanged = (x.to(dtype) @ first).view(5, blocks, between).transpose(1, 2).reshape(5, -1)
+        return exchanged @ second + layer.bias.to(dtype)
 
     assert_agrees(layer(x), plain)
 

@@ -95,8 +95,11 @@ def test_one_line_change():
         ((4, 4), {"init": "zeros"}, "init must be one of .* got 'zeros'"),
         ((4, 4), {"schedule": "spiral"}, "schedule must be one of .* got 'spiral'"),
         ((4, 4), {"stages": -1}, "stages must be an integer of at least 0, got -1"),
-        ((4, 4), {"schedule": Schedule.butterfly(8)}, "the layer has the width 4 .* its schedule has 8"),
+        ((4, 4), {"schedule": Schedule.butterfly(8)}, "the layer has the width 4, its schedule has 8"),
         ((8, 8), {"schedule": Schedule.butterfly(8), "stages": 2}, "stages=2, but the given .* has 3"),
+        ((4, 6), {"width": 5}, r"width must be at least 6 = max\(in_features, out_features\), got 5"),
+        ((4, 4), {"rank": -1}, "rank must be at least 0, got -1"),
+        ((4, 4), {"gain": float("nan")}, "gain must be a finite number, got nan"),
         ((4, 4), {"impl": "magic"}, "impl must be one of .* got 'magic'"),
     ],
 )

@@ -38,6 +38,7 @@ FORMS = ["padded", "unbatched", "packed", "packed and sorted"]
         {"num_layers": 2, "batch_first": True},
         {"bidirectional": True},
         {"num_layers": 2, "bidirectional": True, "block": "rotation"},
+        {"rank": 2},
         {"num_layers": 3, "bidirectional": True, "bias": False, "batch_first": True, "hidden_size": 3},
     ],
     ids=str,

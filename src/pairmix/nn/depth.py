@@ -40,10 +40,12 @@ def appended(values: Tensor, start: Tensor, stages: int) -> Tensor:
 def distances_from_identity(layer: SPMLinear) -> Tensor:
     """For every stage, how far an entry of its blocks, in any map, is from that of the identity."""
     coeffs = layer.coeffs if layer.block == "general" else coefficients(layer.angles)
-    parts = [(coeffs - _STAGED["coeffs"].identity.to(coeffs)).movedim(-3, 0)]
+    differences = (coeffs - _STAGED["coeffs"].identity.to(coeffs)).movedim(-3, 0).flatten(1)
     if layer.residual_scale is not None:
-        parts.append((layer.residual_scale - 1).movedim(-1, 0))
-    return torch.cat([part.abs().reshape(layer.stages, -1) for part in parts], dim=1).amax(1)
+        of_scales = (layer.residual_scale - 1).movedim(-1, 0)
+        differences = torch.cat([differences, of_scales.unsqueeze(-1).flatten(1)], dim=1)
+    # A layer of width one has no blocks, and a stage without any is the identity.
+    return differences.abs().amax(1) if differences.shape[1] else differences.new_zeros(layer.stages)
 
 
 @torch.no_grad()

@@ -23,10 +23,10 @@ Make = Callable[..., nn.Module]
 class LanguageModel(nn.Module):
     """A table of bytes, a cell that mixes what was read so far, and a dense map that reads the next byte off."""
 
-    def __init__(self, make: Make, width: int, cell: str) -> None:
+    def __init__(self, make: Make, width: int, cell: str, **of_cell: int) -> None:
         super().__init__()
-        of_cell: dict[str, type[Elman | GRU | Attention]] = {"rnn": Elman, "gru": GRU, "attention": Attention}
-        self.mixer: Elman | GRU | Attention = of_cell[cell](make, width)
+        cells: dict[str, type[Elman | GRU | Attention]] = {"rnn": Elman, "gru": GRU, "attention": Attention}
+        self.mixer: Elman | GRU | Attention = cells[cell](make, width, **of_cell)
         self.table = nn.Embedding(SYMBOLS, self.mixer.input_size)
         self.head = nn.Linear(width, SYMBOLS)
 
@@ -158,8 +158,7 @@ class DenseElman(torch.autograd.Function):
 def _spm_recurrence(cell: str, inputs: Tensor, h: Tensor, u: SPMLinear) -> Tensor:
     operator = u.operator()
     if u.maps is None:
-        tensors = {name: value[None] for name, value in operator.items() if isinstance(value, Tensor)}
-        operator |= tensors
+        operator |= {name: value[None] for name, value in operator.items() if isinstance(value, Tensor)}
     states, _ = recurrence(cell, inputs.flatten(0, 1), h, None, **operator)
     return states.view(*inputs.shape[:2], -1)
 

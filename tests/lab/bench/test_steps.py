@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from oracle import assert_agrees
-from pairmix_lab import cli, results
+from pairmix_lab import cli, contenders, results
 from pairmix_lab.bench import steps
 from pairmix_lab.bench.steps import Config
 from pairmix_lab.contenders import REST
@@ -68,7 +68,7 @@ def test_only_the_elman_cell_is_compared_with_torchs(folder, cell):
 def test_every_layer_takes_the_same_batch(folder, monkeypatch):
     seen = []
 
-    def timed(model, optimizer, inputs, labels, lr):
+    def timed(model, optimizer, inputs, labels, lr, clip):
         seen.append((len(model), inputs, labels))
 
     monkeypatch.setattr(steps, "timed_step", timed)
@@ -81,7 +81,7 @@ def test_every_layer_takes_the_same_batch(folder, monkeypatch):
 
 def test_torchs_rnn_is_the_dense_model():
     torch.manual_seed(0)
-    ours, theirs = LanguageModel("dense", 7, "rnn"), TorchRNN(7)
+    ours, theirs = LanguageModel(partial(contenders.make, "dense", 7), 7, "rnn"), TorchRNN(7)
     theirs.load_state_dict(
         {
             "rnn.weight_ih_l0": ours.table.weight.T,

@@ -1,4 +1,5 @@
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 
 from oracle import assert_agrees
+from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED
 from pairmix_lab.experiments.language_models import CELLS, DenseElman, LanguageModel, generate
 
@@ -21,10 +23,15 @@ def _seed():
 
 def model_of(layer, cell, width=None, **options):
     """In float64, with no parameter left at one or zero."""
-    model = LanguageModel(layer, width or WIDTHS[cell], cell, **options).double()
+    model = plain_model_of(layer, cell, width or WIDTHS[cell], **options)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
+
+
+def plain_model_of(layer, cell, width, longest=None, **options):
+    of_cell = {} if longest is None else {"longest": longest}
+    return LanguageModel(partial(contenders.make, layer, width, **options), width, cell, **of_cell).double()
 
 
 def text_of(length=LENGTH):
@@ -81,7 +88,7 @@ def test_gradients_of_the_dense_elman_cell():
 @pytest.mark.parametrize("options", [{}, {"block": "rotation", "stages": 2}], ids=["general", "rotation"])
 def test_spm_is_a_dense_model_with_its_matrices(cell, width, options):
     model, text = model_of("spm", cell, width, **options), text_of()
-    dense = LanguageModel("dense", width, cell).double()
+    dense = plain_model_of("dense", cell, width)
     shared = {name: value for name, value in model.named_parameters() if name in dict(dense.named_parameters())}
     for name, layer in model.mixer.named_children():
         if hasattr(layer, "to_dense"):
@@ -96,11 +103,12 @@ def test_spm_is_a_dense_model_with_its_matrices(cell, width, options):
 @pytest.mark.parametrize(("cell", "maps"), [("rnn", 1), ("gru", 3)])
 def test_low_rank_is_a_dense_model_with_its_products(cell, maps):
     model, text = model_of("lowrank", cell), text_of()
-    dense = LanguageModel("dense", WIDTHS[cell], cell).double()
+    dense = plain_model_of("dense", cell, WIDTHS[cell])
     shared = {name: value for name, value in model.named_parameters() if not name.startswith("mixer")}
-    shared["mixer.u.weight"] = torch.cat([outer.weight @ inner.weight for inner, outer in model.mixer.u])
-    shared["mixer.u.bias"] = torch.cat([outer.bias for _, outer in model.mixer.u])
-    assert len(model.mixer.u) == maps
+    products = [model.mixer.u] if maps == 1 else list(model.mixer.u)
+    shared["mixer.u.weight"] = torch.cat([outer.weight @ inner.weight for inner, outer in products])
+    shared["mixer.u.bias"] = torch.cat([outer.bias for _, outer in products])
+    assert len(products) == maps
     assert_agrees(
         with_gradients(model(text), model.parameters()),
         lambda dtype: with_gradients(call(dense, shared, text, dtype=dtype), model.parameters()),
@@ -168,7 +176,7 @@ def test_attention_does_not_read_more_at_once_than_fits():
 
 def test_attention_needs_whole_heads():
     with pytest.raises(ValueError, match="multiple of 64, got 100"):
-        LanguageModel("dense", 100, "attention")
+        plain_model_of("dense", "attention", 100)
 
 
 @pytest.mark.parametrize("cell", CELLS)
