@@ -35,8 +35,9 @@ class SPMMultiheadAttention(nn.Module):
         batch_first: whether batched inputs are `(N, L, E)` instead of `(L, N, E)`.
         device: where the parameters live.
         dtype: their dtype.
-        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every projection, as in `SPMLinear`.
-            A `Schedule` must have the width of each of them.
+        gain: what the output starts multiplied by: that of `out_proj`.
+        **options: `block`, `stages`, `schedule`, `residual`, `init`, `rank` and `impl` of every projection, as in
+            `SPMLinear`. A `Schedule` must have the width of each of them.
 
     Shape:
         - query: `(L, embed_dim)`, `(L, N, embed_dim)` or, with `batch_first`, `(N, L, embed_dim)`
@@ -80,6 +81,8 @@ class SPMMultiheadAttention(nn.Module):
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        gain: float = 1.0,
         **options: Unpack[SPMOptions],
     ) -> None:
         super().__init__()
@@ -99,8 +102,8 @@ class SPMMultiheadAttention(nn.Module):
         self.add_zero_attn = add_zero_attn
         self.batch_first = batch_first
 
-        def projection(in_features: int, maps: int | None = None) -> SPMLinear:
-            return SPMLinear(in_features, embed_dim, bias, device, dtype, maps=maps, **options)
+        def projection(in_features: int, maps: int | None = None, gain: float = 1.0) -> SPMLinear:
+            return SPMLinear(in_features, embed_dim, bias, device, dtype, maps=maps, gain=gain, **options)
 
         if self.kdim == self.vdim == embed_dim:
             self.in_proj = projection(embed_dim, maps=3)
@@ -109,7 +112,7 @@ class SPMMultiheadAttention(nn.Module):
             self.q_proj = projection(embed_dim)
             self.k_proj = projection(self.kdim)
             self.v_proj = projection(self.vdim)
-        self.out_proj = projection(embed_dim)
+        self.out_proj = projection(embed_dim, gain=gain)
         for name in ("bias_k", "bias_v"):
             parameter = nn.Parameter(torch.empty(1, 1, embed_dim, device=device, dtype=dtype)) if add_bias_kv else None
             self.register_parameter(name, parameter)
@@ -272,7 +275,8 @@ class SPMTransformerEncoderLayer(nn.Module):
         bias: whether operators and norms add learned biases.
         device: where the parameters live.
         dtype: their dtype.
-        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every operator, as in `SPMLinear`. A
+        gain: what the outputs of attention and network start multiplied by, before they are added to what they read.
+        **options: `block`, `stages`, `schedule`, `residual`, `init`, `rank` and `impl`, as in `SPMLinear`. A
             `Schedule` must have the width of each of them: the feed-forward network is `max(d_model, dim_feedforward)`
             wide.
 
@@ -303,14 +307,18 @@ class SPMTransformerEncoderLayer(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        gain: float = 0.5,
         **options: Unpack[SPMOptions],
     ) -> None:
         super().__init__()
         common: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        self.self_attn = SPMMultiheadAttention(d_model, nhead, dropout, batch_first=batch_first, **common, **options)
+        self.self_attn = SPMMultiheadAttention(
+            d_model, nhead, dropout, batch_first=batch_first, gain=gain, **common, **options
+        )
         self.linear1 = SPMLinear(d_model, dim_feedforward, **common, **options)
         self.dropout = nn.Dropout(dropout)
-        self.linear2 = SPMLinear(dim_feedforward, d_model, **common, **options)
+        self.linear2 = SPMLinear(dim_feedforward, d_model, gain=gain, **common, **options)
         self.norm_first = norm_first
         self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, **common)
         self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, **common)

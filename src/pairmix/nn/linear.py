@@ -29,7 +29,6 @@ class SPMOptions(TypedDict, total=False):
     schedule: str | Schedule
     residual: str
     init: str | Callable[[Tensor], Any]
-    gain: float
     rank: int
     impl: str
 
@@ -53,9 +52,10 @@ class SPMLinear(nn.Module):
         schedule: `"butterfly"`, `"brick"`, `"random"` (seed 0) or a `Schedule` of width n.
         residual: what happens to the coordinate that an odd width leaves over at each stage: `"scale"` multiplies it
             by a learned number, `"pass"` leaves it as it is.
-        init: `"near_identity"`, `"random_rotation"`, `"hadamard"`, `"identity"`, or a function that fills a tensor
+        init: `"hadamard"`, `"random_rotation"`, `"near_identity"`, `"identity"`, or a function that fills a tensor
             of angles `[L, n // 2]` in place, such as those in `pairmix.nn.init`. General blocks start as the
-            same rotations, so the mixing always starts orthogonal.
+            same rotations, so the mixing always starts orthogonal. The default suits a layer in the place of a dense
+            one; a chain that is to stay near the identity should start there.
         gain: what the output starts multiplied by, through `d_out`; below one for the last map of a residual branch.
         rank: that of a low-rank map beside the mixing, `y = SPM(x) + up (down x)`, which starts at zero; 0 for none.
         width: the number of coordinates that are mixed, at least `max(in_features, out_features)`. With a multiple of
@@ -105,7 +105,7 @@ class SPMLinear(nn.Module):
         stages: int | None = None,
         schedule: str | Schedule = "butterfly",
         residual: str = "scale",
-        init: str | Callable[[Tensor], Any] = "near_identity",
+        init: str | Callable[[Tensor], Any] = "hadamard",
         gain: float = 1.0,
         rank: int = 0,
         width: int | None = None,

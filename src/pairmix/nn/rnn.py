@@ -138,8 +138,9 @@ class SPMRNN(_SPMRNN):
         bidirectional: whether a second network reads the sequence from its end.
         device: where the parameters live.
         dtype: their dtype.
-        **options: `block`, `stages`, `schedule`, `residual`, `init` and `impl` of every map, as `SPMLinear` has
-            them. A `Schedule` must have the width of every map; a name fits all.
+        **options: `block`, `stages`, `schedule`, `residual`, `init`, `rank` and `impl` of every map, as `SPMLinear` has
+            them. A `Schedule` must have the width of every map; a name fits all. With a `rank` steps are computed one
+            by one, which takes longer.
 
     Attributes:
         ih_l[k]: the map of the input, an `SPMLinear`; with `_reverse` that of the second direction. `to_dense()` gives
