@@ -82,7 +82,7 @@ def by_rows(runs: Runs, cases: Sequence[Case]) -> Table:
 
 def by_norm(runs: Runs, cases: Sequence[Case]) -> Table:
     """The norms of each contender at the start, in the end, and at their largest."""
-    moments = {"start": lambda values: values[0], "end": lambda values: values[-1], "largest": max}
+    moments = ("start", "end", "largest")
     header = ["n", "angles, std", "layer", *(f"{words}: {moment}" for words in MEASURED.values() for moment in moments)]
     lines = []
     for case in cases:
@@ -90,8 +90,8 @@ def by_norm(runs: Runs, cases: Sequence[Case]) -> Table:
             line = [f"{case.width:,}", str(case.setting), name]
             for key in MEASURED:
                 histories = [list(history.values()) for run in runs.of(case, name) if (history := measured(run, key))]
-                for of in moments.values():
-                    line.append(number(float(np.mean([*map(of, histories)])) if histories else None))
+                found = [(values[0], values[-1], max(values)) for values in histories]
+                line += [number(float(mean)) for mean in np.mean(found, axis=0)] if found else ["-"] * len(moments)
             lines.append([*line, str(len(runs.of(case, name)))])
     return [[*header, "seeds"], *lines]
 

@@ -114,9 +114,8 @@ class Reported(ABC):
 
     def validation_score(self, run: Mapping[str, Any]) -> float:
         """How well a run did on validation rows in the end, by which settings are chosen; more is better."""
-        return -next(
-            (row["valid_loss"] for row in reversed(run["rows"]) if row.get("valid_loss") is not None), math.nan
-        )
+        losses = (row.get("valid_loss") for row in reversed(run["rows"]))
+        return -next((loss for loss in losses if loss is not None), math.nan)
 
     @abstractmethod
     def tables(self, runs: Runs) -> Iterable[NamedTable]:
