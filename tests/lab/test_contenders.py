@@ -74,7 +74,7 @@ def test_dense_is_torchs_own():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"one of \['dense', 'spm', 'lowrank', 'identity', .*\], got 'sparse'"):
+    with pytest.raises(ValueError, match=r"one of \['dense', 'spm', 'companion', 'lowrank', .*\], got 'sparse'"):
         make("sparse", 8)
 
 
@@ -161,7 +161,7 @@ def test_blocks_of_monarch(n, blocks):
 
 
 def test_monarch_is_two_block_diagonal_matrices():
-    layer = Monarch(12)  # blocks of 4, then of 3
+    layer = Monarch(12, 12)  # blocks of 4, then of 3
     x = torch.randn(5, 12)
 
     def plain(dtype):

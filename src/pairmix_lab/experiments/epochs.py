@@ -20,9 +20,10 @@ def batch(rows: int, size: int, step: int, seed: int) -> np.ndarray[Any, Any]:
         seed: which orders.
     """
     epochs, places = np.divmod(np.arange((step - 1) * size, step * size), rows)
-    return np.array([_order(rows, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
+    return np.array([order(rows, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)])
 
 
 @lru_cache(maxsize=4)
-def _order(rows: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+def order(rows: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+    """That of the rows in an epoch, which are counted from 0."""
     return np.random.default_rng((seed, epoch)).permutation(rows)

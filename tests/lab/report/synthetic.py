@@ -27,7 +27,7 @@ def classified(experiment, layer="spm", *, accuracy=0.9, ms=2.0, width=256, seed
     finished = {"finished": changes.pop("finished")} if "finished" in changes else {}
     config = {
         **{"experiment": experiment, "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 256},
-        **{"lr": 0.003, "block": "general", "stages": 12},
+        **{"lr": 0.003, "block": "general", "stages": 12, "init": "own", "layer_rate": None},
         **({"angle_std": 0.1, "pairing": "same"} if experiment == "teacher" else {}),
         **changes,
     }
@@ -55,7 +55,7 @@ def agnews(layer="spm", **changes):
 
 def shakespeare(layer="spm", *, bpc=3.0, ms=100.0, width=4096, seed=0, steps=400, cell="gru", samples=("To be",)):
     config = {"experiment": "shakespeare", "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 32}
-    config |= {"lr": 0.001, "block": "general", "stages": 12, "cell": cell}
+    config |= {"lr": 0.001, "block": "general", "stages": 12, "init": "own", "layer_rate": None, "cell": cell}
     rows = []
     for step in range(0, steps + 1, 100):
         bits = bpc + 3 * math.exp(-step / 100)

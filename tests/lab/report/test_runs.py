@@ -43,7 +43,7 @@ def test_the_last_run_of_a_seed_counts(collected):
     new = teacher(accuracy=0.9, finished="2025-01-02T00:00:00+00:00")
     runs = collected(new, old)
     assert [run["outcome"]["test_accuracy"] for run in runs.of(MAIN, "SPM")] == [0.9]
-    assert "1 result of other settings than the longest of its kind, or repeated later" in runs.left_out[0]
+    assert "1 result of other settings than the longest, or the best on validation rows, or repeated later" in runs.left_out[0]
 
 
 def test_the_longest_runs_count(collected):
