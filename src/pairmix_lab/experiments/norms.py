@@ -62,7 +62,7 @@ def largest_singular_value(layer: nn.Module, width: int) -> float:
     for _ in range(ITERATIONS):
         unit.requires_grad_()
         image = layer(unit) - bias
-        before, value = value, float(image.norm())
+        before, value = value, float(image.detach().norm())
         (back,) = torch.autograd.grad(image, unit, image.detach())
         if value == 0 or abs(value - before) <= TOLERANCE * value:
             break

@@ -55,7 +55,7 @@ def cases(experiment: Classification, runs: Runs) -> list[Case]:
 def table(runs: Runs, cases: Sequence[Case]) -> Table:
     """The test accuracy in percent by the teacher's distance from the identity, with other blocks and pairs too."""
     headings = {name: _heading(name) for name in runs.contenders(cases)}
-    groups = distinct(_group(heading) for heading in headings.values())
+    groups = distinct(["", *map(_group, headings.values())])
     names = sorted(headings, key=lambda name: groups.index(_group(headings[name])))
     lines = [
         [

@@ -150,7 +150,8 @@ path = pathlib.Path(sys.argv[1]) / "checkpoint.safetensors"
 
 def new_state():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 4))
-    return checkpoints.State(model, make_optimizer(model.parameters(), lr=0.01), 0, {"rows": [], "losses": [], "milliseconds": []})
+    record = {"rows": [], "losses": [], "milliseconds": []}
+    return checkpoints.State(model, make_optimizer(model.parameters(), lr=0.01), 0, record)
 
 def take_step():
     labels = torch.randint(4, (8,))
