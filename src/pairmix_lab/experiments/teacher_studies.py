@@ -126,6 +126,8 @@ def norms_picture(runs: Runs, case: Case, title: str) -> Figure:
             steps, values = by_step(measured(run, key) for run in runs.of(case, name))
             mean_line(axes, steps, values, name)
         axes.set(xlabel="step", ylabel=MEASURED[key], yscale="log")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which("{x:g}")
     legend_below(figure)
     return figure
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -137,7 +138,10 @@ def test_names_say_what_is_not_the_default():
 
 def test_older_results_had_fresh_rows_and_the_common_rate():
     old = {"layer": "spm", "width": 8, "steps": 1200, "batch": 256, "lr": 0.003}
-    assert Config(**Config.completed(old)) == Config(width=8, init="near_identity", layer_rate=1.0)
+    assert {**asdict(Config(width=8)), **Config.completed(old)} == asdict(
+        Config(width=8, init="near_identity", layer_rate=1.0)
+    )
+    assert Config.completed(old).keys() >= {"init", "layer_rate", "rows", "norms", "weight_decay"}
     assert Config(**Config.completed({**old, "layer": "dense"})) == Config(width=8, layer="dense")
 
 

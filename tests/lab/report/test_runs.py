@@ -84,11 +84,13 @@ def test_a_choice_with_more_seeds_counts_before_a_better_one(collected):
     assert seeds(runs, MAIN, "SPM") == [0, 1]
 
 
-def test_a_choice_that_was_never_validated_is_the_last_one(collected):
-    without = teacher(lr=0.1)
+@pytest.mark.parametrize("times", [("2025-01-01", "2025-01-02"), ("2025-01-02", "2025-01-01")], ids=str)
+def test_a_choice_that_was_never_validated_is_the_last_one(collected, times):
+    first, second = (f"{day}T00:00:00+00:00" for day in times)
+    without = teacher(lr=0.1, finished=first)
     for row in without["rows"]:
         del row["valid_accuracy"]
-    runs = collected(teacher(accuracy=0.01), without)
+    runs = collected(teacher(accuracy=0.01, finished=second), without)
     assert runs.of(MAIN, "SPM")[0]["config"]["lr"] == 0.003
 
 
