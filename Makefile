@@ -35,13 +35,19 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	    $(TRAIN) teacher --widths 256 --layers dense,spm,lowrank,identity --lr $$lr --out results/teacher-lr/$$lr --resume && \
 	    $(TRAIN) agnews $(WITH_DATA) --widths 2048 --seeds 0 --lr $$lr --out results/agnews-lr/$$lr --resume || exit; \
 	done
+	for lr in 0.001 0.003 0.01; do for decay in 0 0.1 1; do \
+	    $(TRAIN) teacher --widths 256 --layers dense,spm,lowrank --blocks general,rotation --angle-stds 0.1,uniform \
+	        --rows 300,1000,3000,10000,30000,100000 --lr $$lr --weight-decay $$decay --out results/teacher-rows/$$lr --resume || exit; \
+	done; done
+	$(TRAIN) teacher --widths 256 --layers dense,spm --blocks general,rotation --angle-stds 0.1,uniform --norms \
+	    --out results/teacher-norms --resume
 	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192 --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
-	$(BIN)/pairmix report results/teacher results/agnews results/shakespeare results/steps.json -o results/report.html --pictures results/pictures
+	$(BIN)/pairmix report results/teacher results/teacher-rows results/teacher-norms results/agnews results/shakespeare results/steps.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
 
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings

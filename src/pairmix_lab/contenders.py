@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import pairmix
 from pairmix.nn import SPMLinear
+from pairmix.nn.init import INITS
 
 Build = Callable[[], nn.Module]
 """Makes a layer. It can be pickled, so that another process can make the same one."""
@@ -45,9 +46,18 @@ class Contender:
     dash: str = "-"
     build: Callable[..., nn.Module] | None = None
     timed: Callable[[int], Build] | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     runs_at: Callable[[int], bool] = lambda width: True
     aliases: tuple[str, ...] = ()
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether it is computed in another way than the layer of its key; where it starts makes no variant."""
+        return not STRUCTURE.isdisjoint(self.settings)
+
+
+STRUCTURE = frozenset({"block", "pairing"})
+"""The settings that change what a layer computes, and its size; others change how it is trained."""
 
 
 class LowRank(nn.Sequential):
@@ -196,9 +206,34 @@ TORCH_RNN = Contender("torch.nn.RNN", "torch.nn.RNN", "#000000", "*")
 REST = Contender("all but the layer", "all but the layer", "#999999", "x", ":")
 """What would be left of a training step if the layer cost nothing."""
 
+_STARTS: dict[str, dict[str, Any]] = {
+    **{init.replace("_", " "): {"init": init} for init in INITS},
+    # What all results are of that do not name a start.
+    "near identity, common rate": {"init": "near_identity", "layer_rate": 1.0},
+}
+_START_MARKERS = {"o": "d.8H*D12", "v": "<>^sPp34", "h": "d.8H*D12"}  # by the marker of the layer; more than needed
+
+
+def _with_starts(layer: Contender) -> list[Contender]:
+    """The layer with its own start, and with every other."""
+    starts = zip(_STARTS.items(), _START_MARKERS[layer.marker], strict=False)
+    return [
+        layer,
+        *(
+            replace(
+                layer, label=f"{layer.label}, {words}", marker=marker, settings={**layer.settings, **settings},
+                build=None, aliases=(),
+            )
+            for (words, settings), marker in starts
+        ),
+    ]  # fmt: skip
+
+
 CONTENDERS = (
-    *(DENSE, SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS),
-    *(COMPANION, LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
+    DENSE,
+    *(one for layer in (SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS) for one in _with_starts(layer)),
+    *_with_starts(COMPANION),
+    *(LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
 )
 """All of them, in the order in which they are shown."""
 
@@ -207,7 +242,7 @@ TRAINED = tuple(one.key for one in (DENSE, SPM, COMPANION, LOW_RANK, MONARCH, ID
 TIMED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE))
 """The keys of the layers that the benchmarks of the operator time."""
 VARIANT_SETTINGS = frozenset(name for contender in CONTENDERS for name in contender.settings)
-"""The settings that tell the variants of a layer apart; layers without variants ignore them."""
+"""The settings that tell contenders of the same layer apart."""
 
 
 def make(key: str, in_features: int, out_features: int | None = None, maps: int = 1, **options: Any) -> nn.Module:
@@ -279,6 +314,17 @@ def of_config(config: Mapping[str, Any]) -> Contender:
         if contender.key == name and contender.settings.items() <= {**config, "layer": name}.items()
     ]
     return max(matching, key=lambda contender: len(contender.settings)) if matching else named(name)
+
+
+def settings_of(key: str) -> frozenset[str]:
+    """Those of `VARIANT_SETTINGS` that make a difference to a layer."""
+    return frozenset(name for contender in CONTENDERS if contender.key == key for name in contender.settings)
+
+
+def timed_as(label: str) -> str:
+    """The contender whose training step takes as long: where a layer starts makes no difference to that."""
+    contender = labelled(label)
+    return label if contender.is_variant else named(contender.key).label
 
 
 def labelled(label: str) -> Contender:

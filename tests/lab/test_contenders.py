@@ -6,6 +6,7 @@ from torch import nn
 
 from oracle import assert_agrees
 from pairmix import SPMLinear
+from pairmix.nn.init import INITS
 from pairmix_lab import contenders
 from pairmix_lab.contenders import (
     CONTENDERS,
@@ -86,6 +87,14 @@ def test_an_unknown_name_is_refused():
         ({"layer": "spm", "block": "general", "pairing": "other"}, "SPM, other pairs"),
         ({"layer": "spm", "block": "rotation", "pairing": "other"}, "SPM, rotation, other pairs"),
         ({"layer": "dense", "block": "rotation", "pairing": "other"}, "dense"),
+        ({"layer": "spm", "init": "own", "layer_rate": None}, "SPM"),
+        ({"layer": "spm", "init": "near_identity", "layer_rate": None}, "SPM, near identity"),
+        ({"layer": "spm", "init": "near_identity", "layer_rate": 1.0}, "SPM, near identity, common rate"),
+        (
+            {"layer": "spm", "block": "rotation", "pairing": "other", "init": "near_identity", "layer_rate": 1.0},
+            "SPM, rotation, other pairs, near identity, common rate",
+        ),
+        ({"layer": "companion", "init": "hadamard", "block": "rotation"}, "SPM + low rank, hadamard"),
         ({"layer": "monarch", "block": "general"}, "Monarch"),
         ({"layer": "circulant", "block": "general"}, "circulant"),
     ],
@@ -108,6 +117,20 @@ def test_a_contender_is_named_by_what_it_uses(config, label):
 )
 def test_older_results_have_other_names(old, label):
     assert named(old).label == label
+
+
+def test_every_start_of_the_library_is_told_apart():
+    labels = {of_config({"layer": "spm", "init": init}).label for init in ("own", *INITS)}
+    assert len(labels) == 1 + len(INITS)
+
+
+def test_a_start_makes_no_variant_and_takes_no_time():
+    for label in ("SPM, near identity", "SPM, near identity, common rate", "SPM"):
+        assert not contenders.labelled(label).is_variant
+        assert contenders.timed_as(label) == "SPM"
+    assert contenders.labelled("SPM, rotation, near identity").is_variant
+    assert contenders.timed_as("SPM, rotation, near identity") == "SPM, rotation, near identity"
+    assert contenders.timed_as("circulant") == "circulant"
 
 
 def test_a_name_is_of_one_contender_only():

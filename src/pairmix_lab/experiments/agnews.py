@@ -21,7 +21,7 @@ from torch import nn
 
 from pairmix_lab import contenders, files
 from pairmix_lab.contenders import count_parameters
-from pairmix_lab.experiments import data, options
+from pairmix_lab.experiments import data, epochs, options
 from pairmix_lab.experiments.classification import DENSE, SPM, Classification, Classified, accuracies, scores
 from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import StepCases
@@ -120,10 +120,7 @@ class Task:
         return self.config.groups(model)
 
     def batch(self, step: int) -> Batch:
-        places = np.arange((step - 1) * self.config.batch, step * self.config.batch)
-        epochs, places = np.divmod(places, len(self.train))
-        chosen = [_order(len(self.train), self.config.seed, int(e))[p] for e, p in zip(epochs, places, strict=True)]
-        return self.train.rows(np.array(chosen))
+        return self.train.rows(epochs.batch(len(self.train), self.config.batch, step, self.config.seed))
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         return scores(model, self.valid.batches(self.config.batch), "valid")
@@ -264,11 +261,6 @@ def read_agnews(path: Path) -> tuple[list[str], list[int]]:
     if not texts:
         raise data.DataError(f"{path} is empty")
     return texts, labels
-
-
-@lru_cache(maxsize=4)
-def _order(rows: int, seed: int, epoch: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng((seed, epoch)).permutation(rows)
 
 
 @lru_cache(maxsize=4)

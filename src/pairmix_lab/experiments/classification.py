@@ -79,12 +79,16 @@ class Classification(Experiment):
         return [f"{self.name}-{table}" for table in ("accuracy", "cost", "lr")]
 
     def tables(self, runs: Runs) -> Iterator[NamedTable]:
+        if not self.compared(runs):
+            return
         yield NamedTable(f"{self.name}-accuracy", ACCURACY, self.accuracy(runs))
         yield NamedTable(
             f"{self.name}-cost", "The cost of a training step, and the size of the layer.", self.cost(runs)
         )
 
     def pictures(self, runs: Runs) -> Iterator[Picture]:
+        if not self.compared(runs):
+            return
         alt = f"{self.title}: test accuracy of every layer against the width"
         yield Picture(f"{self.name}-accuracy", alt, self.accuracy_picture(runs))
         alt = f"{self.title}: milliseconds of a training step against the width"
@@ -94,6 +98,13 @@ class Classification(Experiment):
 
     def in_words(self, outcome: Mapping[str, Any]) -> str:
         return f"{outcome['test_accuracy']:.1%} of the test set right"
+
+    def validation_score(self, run: Run) -> float:
+        return _last_accuracy(run)
+
+    def compared(self, runs: Runs) -> list[Case]:
+        """The cases that were run, without those of studies."""
+        return [case for case in runs.cases(self) if case.study is None]
 
     def main_case(self, width: int) -> Case:
         """The case of a width that is compared with the paper."""
@@ -107,9 +118,11 @@ class Classification(Experiment):
 
     def headline_case(self, runs: Runs) -> Case:
         """The case that says most."""
-        return headline_case(runs, self.main_cases(runs) or runs.cases(self), self.paper.keys())
+        return headline_case(runs, self.main_cases(runs) or self.compared(runs), self.paper.keys())
 
-    def headline(self, runs: Runs) -> Headline:
+    def headline(self, runs: Runs) -> Headline | None:
+        if not self.compared(runs):
+            return None
         case = self.headline_case(runs)
         theirs = ["-"] * 4
         if case.width in self.paper:
@@ -225,7 +238,7 @@ class Classification(Experiment):
     def _others(self, runs: Runs, cases: Sequence[Case]) -> list[str]:
         """The contenders apart from dense and SPM."""
         found = [name for name in runs.contenders(cases) if name not in (DENSE, SPM)]
-        return [name for name in found if self.keeps_variants or not contenders.labelled(name).settings]
+        return [name for name in found if self.keeps_variants or not contenders.labelled(name).is_variant]
 
 
 def learning_rates(by_rate: Mapping[float, Runs]) -> Table:

@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from pairmix.nn.init import INITS as STARTS
 from pairmix_lab import contenders
+from pairmix_lab.experiments.compared import OWN
 
 BLOCKS = ("general", "rotation")
+INITS = (OWN, *STARTS)
 
 Layers = Annotated[str, typer.Option(help=f"Which layers to compare, of {', '.join(contenders.TRAINED)}.")]
 Widths = Annotated[str, typer.Option(help="The widths, such as 256,1024.")]
@@ -20,6 +23,11 @@ Stages = Annotated[int | None, typer.Option(min=0, help="The stages of SPM.")]
 Steps = Annotated[int, typer.Option(help="Training steps.")]
 BatchSize = Annotated[int, typer.Option(help="Rows of a step, over all processes.")]
 Rate = Annotated[float, typer.Option(help="The learning rate of Adam.")]
+Inits = Annotated[str, typer.Option(help=f"Where SPM starts, of {', '.join(INITS)}.")]
+LayerRate = Annotated[
+    float | None, typer.Option(help="What the learning rate of SPM is multiplied by; chosen by its size if not given.")
+]
+WeightDecay = Annotated[float, typer.Option(help="The weight decay of matrices.")]
 
 
 def words(option: str, text: str, choices: Any = None) -> tuple[str, ...]:
@@ -53,8 +61,8 @@ def grid(config: type[Any], **options: Any) -> list[Any]:
     configs = []
     for values in product(*(value if isinstance(value, tuple) else (value,) for value in options.values())):
         chosen = dict(zip(options, values, strict=True))
-        if chosen["layer"] != contenders.SPM.key:  # the others have no variants
-            chosen = {name: value for name, value in chosen.items() if name not in contenders.VARIANT_SETTINGS}
+        without_effect = contenders.VARIANT_SETTINGS - contenders.settings_of(chosen["layer"])
+        chosen = {name: value for name, value in chosen.items() if name not in without_effect}
         try:
             configs.append(config(**chosen))
         except ValueError as error:

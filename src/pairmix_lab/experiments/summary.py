@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pairmix_lab.contenders import DENSE, LOW_RANK, SPM
+from pairmix_lab import contenders
 from pairmix_lab.experiments import EXPERIMENTS
 from pairmix_lab.report.cells import spread
 from pairmix_lab.report.runs import collect, outcomes
 from pairmix_lab.report.tables import Table
 
-CONTENDERS = (DENSE.label, LOW_RANK.label, SPM.label)
+KEYS = (contenders.DENSE.key, contenders.LOW_RANK.key, contenders.SPM.key)
+"""The layers that are shown, from every start and without variants."""
 
 
 def table(results: Path) -> Table | None:
     """How well each contender does on the cases that the experiments name; None if nothing was run."""
-    lines = []
+    known = [one for key in KEYS for one in contenders.CONTENDERS if one.key == key and not one.is_variant]
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for experiment in EXPERIMENTS:
         found = sorted((results / experiment.name).glob("*.json"))
         if not experiment.in_short or not found:
             continue
         runs, (key, unit) = collect(found, [experiment]), experiment.measure
         for words, case in experiment.in_short.items():
-            cells = [spread(outcomes(runs.of(case, contender), key), unit=unit) for contender in CONTENDERS]
-            lines.append([words, f"{case.width:,}", *cells])
-    return [["task", "n", *CONTENDERS], *lines] if lines else None
+            cells[words, f"{case.width:,}"] = {
+                name: spread(outcomes(runs.of(case, name), key), unit=unit) for name in runs.contenders([case])
+            }
+    shown = [one.label for one in known if any(one.label in line for line in cells.values())]
+    lines = [[*task, *(line.get(name, "-") for name in shown)] for task, line in cells.items()]
+    return [["task", "n", *shown], *lines] if lines else None
 
 
 TABLES = {"accuracy-summary": table}

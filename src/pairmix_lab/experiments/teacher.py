@@ -6,7 +6,7 @@ How far the teacher's SPM is from the identity is the axis of the experiment: th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from matplotlib.figure import Figure
 from torch import nn
 
 from pairmix.nn import SPMLinear
@@ -23,39 +22,28 @@ from pairmix.nn.init import near_identity_
 from pairmix.schedule import Schedule
 from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED, count_parameters
-from pairmix_lab.experiments import options
+from pairmix_lab.experiments import epochs, options, teacher_axis, teacher_studies
 from pairmix_lab.experiments.classification import (
     DENSE,
     SPM,
     Classification,
     Classified,
-    accuracies,
     fields,
     scores,
 )
 from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import Demo, StepCases
-from pairmix_lab.report.cells import seeds as seeds_cell
-from pairmix_lab.report.cells import spread
+from pairmix_lab.experiments.norms import layer_norms
+from pairmix_lab.experiments.teacher_axis import UNIFORM
 from pairmix_lab.report.experiment import Case
-from pairmix_lab.report.pictures import WIDE, Picture, legend_below, mean_line, styled
-from pairmix_lab.report.runs import Runs
+from pairmix_lab.report.pictures import Picture
+from pairmix_lab.report.runs import Runs, collect
 from pairmix_lab.report.schema import NOT_NEGATIVE, Value
-from pairmix_lab.report.tables import NamedTable, Table, distinct
-from pairmix_lab.training.loop import Batch
+from pairmix_lab.report.tables import NamedTable, Row, Table
+from pairmix_lab.training.loop import LARGEST_SIZE, Batch
 
-UNIFORM = "uniform"
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
 ANGLE = Value(f'"{UNIFORM}" or {NOT_NEGATIVE.words}', lambda value: value == UNIFORM or NOT_NEGATIVE.holds(value))
-# What the table of teachers shows, and under which heading.
-AXIS = {
-    DENSE: DENSE,
-    contenders.LOW_RANK.label: contenders.LOW_RANK.label,
-    SPM: "SPM, teacher's pairs: general",
-    contenders.SPM_ROTATION.label: "SPM, teacher's pairs: rotation",
-    contenders.SPM_OTHER_PAIRS.label: "SPM, other pairs: general",
-    contenders.SPM_ROTATION_OTHER_PAIRS.label: "SPM, other pairs: rotation",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +57,9 @@ class Config(Compared):
         angle_std: how far the teacher is from the identity: the spread of its angles in radians, or `"uniform"` for
             angles from the whole circle.
         pairing: of an SPM student: `"same"`, the teacher's pairs, or `"other"`, random ones.
+        rows: of the training set, which is visited in a new random order every epoch; None for fresh rows at every
+            step.
+        norms: whether the norms of the layer are measured at every validation.
     """
 
     experiment: str = "teacher"
@@ -76,6 +67,8 @@ class Config(Compared):
     classes: int = 10
     angle_std: float | str = 0.1
     pairing: str = "same"
+    rows: int | None = None
+    norms: bool = False
     steps: int = 1200
     batch: int = 256
     lr: float = 3e-3
@@ -86,12 +79,23 @@ class Config(Compared):
         self._check_choice("pairing", PAIRINGS)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
+        if self.rows is not None:
+            if self.rows < 1:
+                raise ValueError(f"rows must be at least 1, or None, got {self.rows}")
+            self._check_at_most("rows", LARGEST_SIZE)
 
     @property
     def name(self) -> str:
         """What its files are called."""
         kind = f"spm-{self.block}-{self.pairing}" if self.layer == contenders.SPM.key else self.layer
-        return f"{kind}{self.variant}-{self.width}-std-{self.angle_std}-seed{self.seed}"
+        rows = f"-rows{self.rows}" if self.rows is not None else ""
+        decay = f"-wd{self.weight_decay:g}" if self.weight_decay else ""
+        extras = rows + decay + "-norms" * self.norms
+        return f"{kind}{self.variant}-{self.width}-std-{self.angle_std}{extras}-seed{self.seed}"
+
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"rows": None, "norms": False, **super().completed(config)}
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Teacher:
 
 
 class Task:
-    """Fresh batches without end, so that nothing can be learnt by heart."""
+    """Fresh batches without end, so that nothing can be learnt by heart; or a set of so many rows, over and over."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -159,14 +163,29 @@ class Task:
         return self.config.groups(model)
 
     def batch(self, step: int) -> Batch:
-        return self.teacher.batch(self.config.batch, step)
+        config = self.config
+        if config.rows is None:
+            return self.teacher.batch(config.batch, step)
+        inputs, labels = self._training_set
+        chosen = torch.from_numpy(epochs.batch(config.rows, config.batch, step, config.seed))
+        return inputs[chosen], labels[chosen]
+
+    @cached_property
+    def _training_set(self) -> Batch:
+        """A larger one begins with the rows of a smaller one: sizes are compared on nothing but the rows added."""
+        assert self.config.rows is not None
+        return self.teacher.batch(self.config.rows, 1)
 
     @cached_property
     def _validation_set(self) -> Batch:
-        return self.teacher.batch(2048, 0)
+        with torch.inference_mode(False):  # autograd does not take inference tensors
+            return self.teacher.batch(2048, 0)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        return scores(model, [self._validation_set], "valid")
+        found = scores(model, [self._validation_set], "valid")
+        if self.config.norms:
+            found |= layer_norms(model, model[0], self.config.width, self._validation_set)  # type: ignore[index]
+        return found
 
     def conclude(self, model: nn.Module) -> dict[str, Any]:
         test_set = (self.teacher.batch(1000, (1 << 31) + number) for number in range(10))
@@ -212,9 +231,16 @@ class TeacherExperiment(Classification):
         pairings: Annotated[
             str, typer.Option(help="The pairs of SPM: same as the teacher's, other, or both.")
         ] = "same",
+        inits: options.Inits = Config.init,
+        rows: Annotated[
+            str, typer.Option(help="Rows of the training set, such as 300,1000; 0 for fresh rows at every step.")
+        ] = "0",
         steps: options.Steps = Config.steps,
         batch: options.BatchSize = Config.batch,
         lr: options.Rate = Config.lr,
+        layer_rate: options.LayerRate = None,
+        weight_decay: options.WeightDecay = Config.weight_decay,
+        norms: Annotated[bool, typer.Option("--norms", help="Measure the norms of the layer at validations.")] = False,
     ) -> list[Config]:
         return options.grid(
             Config,
@@ -223,10 +249,15 @@ class TeacherExperiment(Classification):
             layer=options.words("--layers", layers, TRAINED),
             block=options.words("--blocks", blocks, options.BLOCKS),
             pairing=options.words("--pairings", pairings, PAIRINGS),
+            init=options.words("--inits", inits, options.INITS),
+            rows=tuple(count or None for count in options.whole_numbers("--rows", rows, least=0)),
             seed=options.whole_numbers("--seeds", seeds, least=0),
             steps=steps,
             batch=batch,
             lr=lr,
+            layer_rate=layer_rate,
+            weight_decay=weight_decay,
+            norms=norms,
         )
 
     def task(self, config: Config, folder: Path | None = None) -> Task:
@@ -246,11 +277,27 @@ class TeacherExperiment(Classification):
 
     @property
     def table_names(self) -> Sequence[str]:
-        return [*super().table_names, f"{self.name}-axis"]
+        return [*super().table_names, f"{self.name}-axis", *self.study_folders]
+
+    @property
+    def study_folders(self) -> Sequence[str]:
+        """Where the results of studies are, each for the table of that name; it may have folders by learning rate."""
+        return [f"{self.name}-{study}" for study in (teacher_studies.ROWS, teacher_studies.NORMS)]
+
+    def table(self, name: str, results: Path) -> Table | None:
+        if name not in self.study_folders:
+            return super().table(name, results)
+        found = list((results / name).rglob("*.json"))
+        runs = collect(found, [self]) if found else None
+        return next((one.table for one in self.tables(runs) if one.name == name), None) if runs else None
+
+    def case(self, row: Row) -> Case:
+        return super().case(row)._replace(study=teacher_studies.study(row))
 
     def case_name(self, case: Case) -> str:
         angles = f", angles {case.setting}" if case.setting not in (None, self.main_setting) else ""
-        return f"n = {case.width:,}{angles}"  # the main teacher goes without saying
+        study = "" if case.study is None else f", {case.study.words}"
+        return f"n = {case.width:,}{angles}{study}"  # the main teacher goes without saying
 
     def notes(self, runs: Runs) -> Iterable[str]:
         yield (
@@ -260,64 +307,13 @@ class TeacherExperiment(Classification):
 
     def tables(self, runs: Runs) -> Iterator[NamedTable]:
         yield from super().tables(runs)
-        if self.axis_cases(runs):
-            caption = (
-                "Test accuracy in percent by the teacher's distance from the identity: "
-                "the standard deviation of its angles in radians."
-            )
-            yield NamedTable(f"{self.name}-axis", caption, self.axis(runs))
+        yield from teacher_axis.tables(self, runs)
+        yield from teacher_studies.tables(self, runs)
 
     def pictures(self, runs: Runs) -> Iterator[Picture]:
         yield from super().pictures(runs)
-        for width in sorted({case.width for case in self.axis_cases(runs)}):
-            alt = f"{self.title}, n = {width:,}: test accuracy against the teacher's distance from the identity"
-            yield Picture(f"{self.name}-axis-{width}", alt, self.axis_picture(runs, width))
-
-    def axis_cases(self, runs: Runs) -> list[Case]:
-        """The teachers of every width at which there is more than the main comparison."""
-        cases = runs.cases(self)
-        more = {
-            case.width
-            for case in cases
-            if case.setting != self.main_setting or any(contenders.labelled(name).settings for name in runs.at[case])
-        }
-        return [case for case in cases if case.width in more]
-
-    def axis(self, runs: Runs) -> Table:
-        """The test accuracy in percent by the teacher's distance from the identity, with other blocks and pairs too."""
-        cases = self.axis_cases(runs)
-        names = distinct([*AXIS, *runs.contenders(cases)])
-        lines = [
-            [
-                f"{case.width:,}",
-                str(case.setting),
-                *(spread(accuracies(runs, case, name), unit=100) for name in names),
-                seeds_cell(runs, case, names),
-            ]
-            for case in cases
-        ]
-        return [["n", "angles, std", *(AXIS.get(name, name) for name in names), "seeds"], *lines]
-
-    @styled
-    def axis_picture(self, runs: Runs, width: int) -> Figure:
-        """Test accuracy against the teacher's distance from the identity; uniformly random angles are the last tick."""
-        figure = Figure(figsize=WIDE)
-        axes = figure.subplots()
-        cases = [case for case in self.axis_cases(runs) if case.width == width]
-        places = _places([case.setting for case in cases])
-        for name in runs.contenders(cases):
-            own = [case for case in cases if runs.of(case, name)]
-            mean_line(
-                axes, [places[case.setting] for case in own], [accuracies(runs, case, name) for case in own], name
-            )
-        if UNIFORM in places and len(places) > 1:
-            axes.axvline(places[UNIFORM] - 0.5, color="grey", linewidth=0.8, linestyle=":")
-        title = f"Teachers of n = {width:,}: test accuracy by distance from the identity"
-        axes.set(xlabel="standard deviation of the teacher's angles, radians", title=title)
-        axes.set_xticks(list(places.values()), [str(angle) for angle in places])
-        axes.yaxis.set_major_formatter("{x:.0%}")
-        legend_below(figure)
-        return figure
+        yield from teacher_axis.pictures(self, runs)
+        yield from teacher_studies.pictures(self, runs)
 
 
 EXPERIMENT = TeacherExperiment()
@@ -330,12 +326,3 @@ def _angle_std(word: str) -> float | str:
         raise typer.BadParameter(
             f"must be numbers of radians or {UNIFORM}, got {word!r}", param_hint="--angle-stds"
         ) from error
-
-
-def _places(angles: Iterable[Any]) -> dict[Any, float]:
-    """Where an angle stands: a step for every doubling; no angle at all and uniform ones a step beyond the others."""
-    angles = list(angles)
-    doublings = {angle: math.log2(angle) for angle in angles if not isinstance(angle, str) and angle > 0}
-    first, last = (min(doublings.values()), max(doublings.values())) if doublings else (0.0, 0.0)
-    beyond = {angle: last + 1 if isinstance(angle, str) else first - 1 for angle in angles if angle not in doublings}
-    return {angle: (doublings | beyond)[angle] for angle in angles}

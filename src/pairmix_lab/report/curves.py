@@ -36,9 +36,9 @@ def loss(runs: Runs, experiment: Reported, case: Case, by: str) -> Figure:
         valid = [{step: row["valid_loss"] for step, row in validated(run).items()} for run in runs.of(case, name)]
         train = [{row["step"]: row["train_loss"] for row in run["rows"]} for run in runs.of(case, name)]
         plain = {**look(name), "marker": None}
-        steps, values = _by_step(train)
+        steps, values = by_step(train)
         axes.plot(unit * steps, [np.mean(many) for many in values], **{**plain, "linewidth": 0.7, "alpha": 0.7})
-        steps, values = _by_step(valid)
+        steps, values = by_step(valid)
         mean_line(axes, unit * steps, values, name, marker=None)
     title = f"{experiment.title}, {experiment.case_name(case)}: loss by {by}"
     axes.set(xlabel="step" if by == "step" else "seconds of training", ylabel="nats (thin: in training)", title=title)
@@ -49,10 +49,10 @@ def loss(runs: Runs, experiment: Reported, case: Case, by: str) -> Figure:
 def main_contenders(runs: Runs, cases: Sequence[Case]) -> list[str]:
     """The contenders that ran, without variants of a layer; with them if nothing else ran."""
     found = runs.contenders(cases)
-    return [name for name in found if not labelled(name).settings] or found
+    return [name for name in found if not labelled(name).is_variant] or found
 
 
-def _by_step(histories: Iterable[Mapping[int, float]]) -> tuple[np.ndarray[Any, Any], list[list[float]]]:
+def by_step(histories: Iterable[Mapping[int, float]]) -> tuple[np.ndarray[Any, Any], list[list[float]]]:
     """The steps that any run has, and the values of the runs there."""
     values: dict[int, list[float]] = {}
     for history in histories:

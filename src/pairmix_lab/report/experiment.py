@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from pairmix_lab.report.runs import Runs
 
 
+class Study(NamedTuple):
+    """A question apart from the main comparison of an experiment.
+
+    Attributes:
+        name: what it is about.
+        value: where it stands on the axis that it varies, if there is one.
+    """
+
+    name: str
+    value: int | None = None
+
+    @property
+    def words(self) -> str:
+        """For the reader."""
+        return self.name if self.value is None else f"{self.value:,} {self.name}"
+
+
 class Case(NamedTuple):
     """A task on which contenders are compared.
 
@@ -23,11 +40,13 @@ class Case(NamedTuple):
         experiment: its name.
         width: of the layers.
         setting: what tells cases of one width apart, if anything does.
+        study: what sets it apart from the main comparison; None if it belongs to that.
     """
 
     experiment: str
     width: int
     setting: float | str | None = None
+    study: Study | None = None
 
 
 @dataclass(frozen=True)
@@ -82,14 +101,21 @@ class Reported(ABC):
         return Case(self.name, row["width"], row.get(self.setting) if self.setting is not None else None)
 
     def order(self, case: Case) -> tuple[object, ...]:
-        """By width; then settings that are numbers by size; then those that are text."""
+        """By width; then settings that are numbers by size; then those that are text; studies by their axis."""
         known, setting = list(self.setting_order), case.setting
         place = known.index(setting) if setting in known else len(known)
-        return (case.width, setting if isinstance(setting, int | float) else math.inf, place, str(setting))
+        size = setting if isinstance(setting, int | float) else math.inf
+        study = ("", 0) if case.study is None else (case.study.name, case.study.value or 0)
+        return (case.width, size, place, str(setting), study)
 
     def case_name(self, case: Case) -> str:
         """The case in words."""
         return f"n = {case.width:,}" + ("" if case.setting is None else f", {case.setting}")
+
+    def validation_score(self, run: Mapping[str, Any]) -> float:
+        """How well a run did on validation rows in the end, by which settings are chosen; more is better."""
+        losses = (row.get("valid_loss") for row in reversed(run["rows"]))
+        return -next((loss for loss in losses if loss is not None), math.nan)
 
     @abstractmethod
     def tables(self, runs: Runs) -> Iterable[NamedTable]:

@@ -60,7 +60,7 @@ def _differences(runs: Runs) -> Iterable[str]:
     for experiment in runs.experiments:
         for case in runs.cases(experiment):
             configs = {name: runs.of(case, name)[0]["config"] for name in runs.contenders([case])}
-            for setting in ("steps", "batch", "lr", "decay"):
+            for setting in ("steps", "batch", "lr", "decay", "weight_decay"):
                 values = {name: _value(config.get(setting)) for name, config in configs.items()}
                 if len(set(values.values())) > 1:
                     listed = ", ".join(f"{name} {value}" for name, value in values.items())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from pairmix_lab import contenders, results
@@ -14,6 +16,12 @@ from pairmix_lab.report.experiment import Case, Reported
 from pairmix_lab.report.tables import Row, distinct
 
 Run = Mapping[str, Any]
+
+SETTINGS = (
+    *("steps", "batch", "lr", "decay", "warmup", "clip", "weight_decay"),
+    *("stages", "rank", "init", "layer_rate"),
+)
+"""What must be the same for runs to be averaged."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,13 @@ class Runs:
 
     def step_time(self, case: Case, contender: str) -> Row | None:
         """The time of a training step: of this case, or of its width in general."""
-        return self.steps.get((case, contender)) or self.steps.get((case._replace(setting=None), contender))
+        contender = contenders.timed_as(contender)
+        return next((found for one in _timed_cases(case) if (found := self.steps.get((one, contender)))), None)
 
     def only_timed(self, case: Case) -> list[str]:
         """The contenders whose steps were timed on a case, and that were not trained on it."""
-        cases = (case, case._replace(setting=None))
-        return distinct(name for timed, name in self.steps if timed in cases and not self.of(case, name))
+        cases, trained = _timed_cases(case), {contenders.timed_as(name) for name in self.at.get(case, {})}
+        return distinct(name for timed, name in self.steps if timed in cases and name not in trained)
 
     def contenders(self, cases: Iterable[Case]) -> list[str]:
         """The contenders that ran on any of these cases, in the usual order."""
@@ -86,12 +95,17 @@ def collect(paths: Iterable[Path], experiments: Sequence[Reported]) -> Runs:
     for run in finished:
         config = run["config"]
         by_case[by_name[config["experiment"]].case(config)][contenders.of_config(config).label].append(run)
-    at = {case: {name: _comparable(runs) for name, runs in names.items()} for case, names in by_case.items()}
+    at = {
+        case: {name: _comparable(runs, by_name[case.experiment]) for name, runs in names.items()}
+        for case, names in by_case.items()
+    }
     used = [run for names in at.values() for runs in names.values() for run in runs]
     counts = {
         "of other benchmarks": len(loaded) - len(training) - len(steps),
         "not finished": len(training) - len(finished),
-        "of other settings than the longest of its kind, or repeated later": len(finished) - len(used),
+        "of other settings than the longest, or the best on validation rows, or repeated later": (
+            len(finished) - len(used)
+        ),
     }
     left_out = [f"Left out: {_results(count)} {reason}." for reason, count in counts.items() if count]
     return Runs(experiments, [*used, *steps], at, _steps(steps, used, by_name), left_out)
@@ -130,19 +144,33 @@ def _is_finished(run: Run) -> bool:
     return bool(run["outcome"].get("finished", run["outcome"].get("step", 0) >= run["config"]["steps"]))
 
 
-def _comparable(runs: Sequence[Run]) -> list[Run]:
-    """The runs of one contender that may be averaged: of the settings that trained longest, the last of each seed."""
+def _comparable(runs: Sequence[Run], experiment: Reported) -> list[Run]:
+    """The runs of one contender that may be averaged, the last of each seed.
 
-    def settings(run: Run) -> tuple[object, ...]:
-        names = ("steps", "batch", "lr", "decay", "stages", "rank", "init", "layer_rate")
-        return (*(run["config"].get(name) for name in names), run["outcome"].get("data"))
-
-    alike = defaultdict(list)
+    They are of one choice of settings: of those that trained longest, with the most seeds, the one that is best on
+    validation rows. Test rows have no say in it.
+    """
+    alike: dict[object, dict[int, Run]] = defaultdict(dict)
     for run in sorted(runs, key=lambda run: run["finished"]):
-        alike[settings(run)].append(run)
-    chosen = max(alike.values(), key=lambda group: (group[0]["config"]["steps"], len(group), group[-1]["finished"]))
-    last = {run["config"]["seed"]: run for run in chosen}
-    return [last[seed] for seed in sorted(last)]
+        config = run["config"]
+        key = (*(config.get(name) for name in SETTINGS), run["outcome"].get("data"))
+        alike[key].pop(config["seed"], None)  # so that the last one to finish stands last
+        alike[key][config["seed"]] = run
+
+    def merit(group: Mapping[int, Run]) -> tuple[object, ...]:
+        several = list(group.values())
+        score = mean(map(experiment.validation_score, several))
+        longest = several[0]["config"]["steps"]
+        return longest, len(several), -math.inf if math.isnan(score) else score, several[-1]["finished"]
+
+    chosen = max(alike.values(), key=merit)
+    return [chosen[seed] for seed in sorted(chosen)]
+
+
+def _timed_cases(case: Case) -> tuple[Case, ...]:
+    """Where the time of a step of this case may stand: it depends on no study, and mostly on no setting."""
+    case = case._replace(study=None)
+    return case, case._replace(setting=None)
 
 
 def _steps(

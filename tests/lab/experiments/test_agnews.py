@@ -9,7 +9,7 @@ import torch
 from small_runs import assert_same, stop_at
 
 from pairmix_lab.contenders import count_parameters
-from pairmix_lab.experiments import agnews, data
+from pairmix_lab.experiments import agnews, data, epochs
 from pairmix_lab.experiments.agnews import MODELS, Config, Task
 from pairmix_lab.experiments.data import DataError
 from pairmix_lab.experiments.options import grid
@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 def experiment(folder, **options):
     """One that remembers nothing of those before."""
     agnews._hashed.cache_clear()
-    agnews._order.cache_clear()
+    epochs.order.cache_clear()
     return Task(Config(**{"width": 512, "batch": 32, **options}), folder)
 
 

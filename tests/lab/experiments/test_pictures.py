@@ -5,7 +5,7 @@ import pytest
 from synthetic import agnews, everything, shakespeare, step_time, steps, teacher
 
 from pairmix_lab.contenders import CONTENDERS
-from pairmix_lab.experiments import EXPERIMENTS
+from pairmix_lab.experiments import EXPERIMENTS, teacher_axis
 from pairmix_lab.experiments.agnews import EXPERIMENT as AGNEWS
 from pairmix_lab.experiments.agnews import pareto
 from pairmix_lab.experiments.shakespeare import EXPERIMENT as SHAKESPEARE
@@ -46,7 +46,7 @@ def test_only_validated_rows_have_a_validation_loss(collected):
 
 def test_uniform_angles_stand_at_the_right_end(collected):
     runs = collected(*(teacher(angle_std=angle) for angle in ("uniform", 0, 0.1, 0.2, 0.8)))
-    axes = TEACHER.axis_picture(runs, 256).axes[0]
+    axes = teacher_axis.picture(runs, teacher_axis.cases(TEACHER, runs)).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "0.1", "0.2", "0.8", "uniform"]
     first, second, third, fourth, last = axes.get_xticks()
     assert [second - first, third - second, fourth - third, last - fourth] == pytest.approx([1, 1, 2, 1])

@@ -1,12 +1,14 @@
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
+import typer
 
 from pairmix.schedule import Schedule
 from pairmix_lab.contenders import TRAINED
 from pairmix_lab.experiments.options import grid
-from pairmix_lab.experiments.teacher import PAIRINGS, Config, Task, Teacher
+from pairmix_lab.experiments.teacher import EXPERIMENT, PAIRINGS, Config, Task, Teacher
 from pairmix_lab.training.loop import train
 
 SMALL = {"width": 16, "classes": 3, "batch": 8, "steps": 3}
@@ -121,9 +123,101 @@ def test_the_other_pairing_has_other_pairs(stages):
 
 def test_every_config_of_a_grid_has_a_name_of_its_own():
     options = {"width": (8, 16), "angle_std": (0.0, 0.1, 1.0, "uniform"), "seed": (0, 10)}
+    options |= {"init": ("own", "near_identity"), "layer_rate": (None, 1.0)}
+    options |= {"rows": (None, 300, 3000), "weight_decay": (0.0, 0.01), "norms": (False, True)}
     configs = grid(Config, layer=tuple(TRAINED), block=("general", "rotation"), pairing=tuple(PAIRINGS), **options)
-    assert len(configs) == 2 * 4 * 2 * (3 + 4)
+    assert len(configs) == (2 * 4 * 2) * (3 * 2 * 2) * (4 + 4 + 4 * 4)  # layers without variants, companion, SPM
     assert len({config.name for config in configs}) == len(configs)
+
+
+def test_names_say_what_is_not_the_default():
+    assert Config(width=8).name == "spm-general-same-8-std-0.1-seed0"
+    changes = {"init": "near_identity", "layer_rate": 1.0, "rows": 300, "weight_decay": 0.1, "norms": True}
+    assert Config(width=8, **changes).name == "spm-general-same-near_identity-x1-8-std-0.1-rows300-wd0.1-norms-seed0"
+
+
+def test_older_results_had_fresh_rows_and_the_common_rate():
+    old = {"layer": "spm", "width": 8, "steps": 1200, "batch": 256, "lr": 0.003}
+    assert {**asdict(Config(width=8)), **Config.completed(old)} == asdict(
+        Config(width=8, init="near_identity", layer_rate=1.0)
+    )
+    assert Config.completed(old).keys() >= {"init", "layer_rate", "rows", "norms", "weight_decay"}
+    assert Config(**Config.completed({**old, "layer": "dense"})) == Config(width=8, layer="dense")
+
+
+def visited(config, steps):
+    """The rows of these steps, as they are visited."""
+    return torch.cat([Task(config).batch(step)[0] for step in steps])
+
+
+def test_a_training_set_is_visited_in_a_new_order_every_epoch():
+    config = Config(**{**SMALL, "batch": 6}, rows=15)
+    task = Task(config)
+    inputs, labels = map(torch.cat, zip(*(task.batch(step) for step in range(1, 6)), strict=True))
+    first, second = inputs.split(15)
+    assert len(rows(first)) == 15
+    assert rows(first) == rows(second)
+    assert not first.equal(second)
+    assert labels.equal(task.teacher.rule(inputs).argmax(-1))
+
+
+def test_a_batch_of_a_training_set_depends_on_seed_and_step_alone():
+    config = Config(**SMALL, rows=15)
+    assert visited(config, [4]).equal(visited(config, [1, 2, 3, 4])[-8:])
+    assert not rows(visited(config, [4])) & rows(visited(Config(**SMALL, rows=15, seed=1), [4]))
+
+
+def test_a_larger_training_set_has_the_rows_of_a_smaller_one():
+    small, large = (rows(visited(Config(**SMALL, rows=count), range(1, 6))) for count in (10, 40))
+    assert (len(small), len(large)) == (10, 40)
+    assert small < large
+
+
+def test_a_training_set_smaller_than_a_batch_goes_around():
+    inputs = visited(Config(**SMALL, rows=3), [1])
+    assert inputs.shape == (8, 16)
+    assert len(rows(inputs)) == 3
+
+
+def test_a_training_set_is_apart_from_validation_and_test_rows():
+    config = Config(**{**SMALL, "batch": 50}, rows=50)
+    task, model, seen = Task(config), started(config), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    task.validate(model)
+    task.conclude(model)
+    assert not rows(task.batch(1)[0]) & rows(torch.cat(seen))
+
+
+def test_what_can_be_learnt_by_heart_is():
+    config = Config(width=32, rows=20, steps=150, batch=20, lr=0.02, layer="dense", log_every=10)
+    trained = train(Task(config))
+    assert trained.rows[-1]["train_loss"] < 0.05
+    assert trained.outcome["test_accuracy"] < 0.5
+
+
+def test_norms_are_measured_at_validations_only_if_asked_for():
+    changes = {**SMALL, "steps": 4, "log_every": 1, "validate_every": 2}
+    plain, measured = (train(Task(Config(**changes, norms=norms))) for norms in (False, True))
+    names = {"operator_norm", "condition", "gradient_norm"}
+    assert not any(names & row.keys() for row in plain.rows)
+    assert [row["step"] for row in measured.rows if names <= row.keys()] == [1, 2, 4]
+    assert not names & measured.rows[2].keys()
+    assert measured.outcome["test_loss"] == plain.outcome["test_loss"]
+    assert all(type(row[name]) is float for row in measured.rows for name in names & row.keys())
+
+
+def test_options_of_the_command():
+    configs = EXPERIMENT.configs(layers="dense,spm", widths="8", seeds="0", inits="own,near_identity", rows="0,300")
+    assert [(config.layer, config.init, config.rows) for config in configs] == [
+        *(("dense", "own", None), ("dense", "own", 300)),
+        *(("spm", "own", None), ("spm", "own", 300), ("spm", "near_identity", None), ("spm", "near_identity", 300)),
+    ]
+    changes = {"layer_rate": 2.0, "weight_decay": 0.1, "norms": True}
+    dense, spm = EXPERIMENT.configs(layers="dense,spm", widths="8", seeds="0", **changes)
+    assert (dense.layer_rate, dense.weight_decay, dense.norms) == (None, 0.1, True)
+    assert (spm.layer_rate, spm.weight_decay, spm.norms) == (2.0, 0.1, True)
+    with pytest.raises(typer.BadParameter, match="'nearly'"):
+        EXPERIMENT.configs(inits="nearly")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +237,10 @@ def test_every_config_of_a_grid_has_a_name_of_its_own():
         ({"seed": -1}, "seed .* got -1"),
         ({"seed": 2**31}, f"seed .* got {2**31}"),
         ({"validate_every": 0}, "validate_every .* got 0"),
+        ({"rows": 0}, "rows .* got 0"),
+        ({"rows": 2**31}, f"rows .* got {2**31}"),
+        ({"weight_decay": -1.0}, "weight_decay .* got -1.0"),
+        ({"layer_rate": 0.0}, "layer_rate .* got 0.0"),
     ],
 )
 def test_bad_values_are_refused(options, complaint):

@@ -27,7 +27,7 @@ def classified(experiment, layer="spm", *, accuracy=0.9, ms=2.0, width=256, seed
     finished = {"finished": changes.pop("finished")} if "finished" in changes else {}
     config = {
         **{"experiment": experiment, "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 256},
-        **{"lr": 0.003, "block": "general", "stages": 12},
+        **{"lr": 0.003, "block": "general", "stages": 12, "init": "own", "layer_rate": None},
         **({"angle_std": 0.1, "pairing": "same"} if experiment == "teacher" else {}),
         **changes,
     }
@@ -38,6 +38,13 @@ def classified(experiment, layer="spm", *, accuracy=0.9, ms=2.0, width=256, seed
         }
         for step in (1, steps // 2, steps)
     ]
+    if config.get("norms"):
+        for number, row in enumerate(rows):
+            row |= {
+                "operator_norm": 1.0 + number,
+                "condition": 2.0 + 5 * (number == 1),
+                "gradient_norm": 0.5 / (1 + number),
+            }
     size = {"softmax": 0, "spm": 24 * width + 2 * width}.get(layer, width * width)
     outcome = {"parameters": size + 10 * width, "mixer_parameters": size, "ms_per_step": ms, "step": steps}
     outcome |= {"finished": True, "test_accuracy": accuracy, "test_loss": 0.3}
@@ -55,7 +62,7 @@ def agnews(layer="spm", **changes):
 
 def shakespeare(layer="spm", *, bpc=3.0, ms=100.0, width=4096, seed=0, steps=400, cell="gru", samples=("To be",)):
     config = {"experiment": "shakespeare", "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 32}
-    config |= {"lr": 0.001, "block": "general", "stages": 12, "cell": cell}
+    config |= {"lr": 0.001, "block": "general", "stages": 12, "init": "own", "layer_rate": None, "cell": cell}
     rows = []
     for step in range(0, steps + 1, 100):
         bits = bpc + 3 * math.exp(-step / 100)
@@ -112,6 +119,14 @@ def everything():
             *(("spm", "rotation", "same", 0.97), ("spm", "general", "other", 0.6), ("spm", "rotation", "other", 0.5)),
         )
     ]
+    runs += [
+        teacher(layer, accuracy=accuracy - 30 / rows, angle_std=angle, rows=rows, seed=seed)
+        for layer, accuracy in (("dense", 0.7), ("spm", 0.9))
+        for angle in (0.1, "uniform")
+        for rows in (300, 1000, 100_000)
+        for seed in (0, 1)
+    ]
+    runs += [teacher(layer, norms=True, seed=seed) for layer in ("dense", "spm") for seed in (0, 1)]
     layers = {"dense": (0.899, 1.0), "spm": (0.897, 0.05), "lowrank": (0.893, 0.04), "softmax": (0.902, 0.01)}
     runs += [
         agnews(layer, accuracy=accuracy + 0.002 * (power - 11), width=2**power, ms=ms * 2 ** (power - 4), seed=seed)

@@ -8,7 +8,7 @@ from pairmix_lab.experiments import EXPERIMENTS
 from pairmix_lab.experiments.agnews import EXPERIMENT as AGNEWS
 from pairmix_lab.experiments.teacher import EXPERIMENT as TEACHER
 from pairmix_lab.report import runs as report_runs
-from pairmix_lab.report.experiment import Case
+from pairmix_lab.report.experiment import Case, Study
 
 MAIN = Case("teacher", 256, 0.1)
 collect = partial(report_runs.collect, experiments=EXPERIMENTS)
@@ -43,7 +43,10 @@ def test_the_last_run_of_a_seed_counts(collected):
     new = teacher(accuracy=0.9, finished="2025-01-02T00:00:00+00:00")
     runs = collected(new, old)
     assert [run["outcome"]["test_accuracy"] for run in runs.of(MAIN, "SPM")] == [0.9]
-    assert "1 result of other settings than the longest of its kind, or repeated later" in runs.left_out[0]
+    assert (
+        "1 result of other settings than the longest, or the best on validation rows, or repeated later"
+        in runs.left_out[0]
+    )
 
 
 def test_the_longest_runs_count(collected):
@@ -58,6 +61,63 @@ def test_only_runs_of_the_same_settings_are_averaged(collected, setting):
     runs = collected(teacher(seed=0), teacher(seed=1), teacher(seed=2, **setting))
     assert seeds(runs, MAIN, "SPM") == [0, 1]
     assert "1 result of other settings" in runs.left_out[0]
+
+
+@pytest.mark.parametrize("setting", ["lr", "weight_decay", "layer_rate"])
+def test_of_several_settings_the_best_on_validation_rows_counts(collected, setting):
+    """The validation rows choose, though the test rows would choose otherwise."""
+    tried = {0.1: (0.7, 0.95), 0.2: (0.8, 0.9), 0.3: (0.6, 0.99)}
+    runs = []
+    for value, (valid, test) in tried.items():
+        for seed in (0, 1):
+            run = teacher(accuracy=valid + 0.02 * seed, seed=seed, **{setting: value})
+            runs.append(run | {"outcome": {**run["outcome"], "test_accuracy": test}})
+    found = collected(*runs)
+    assert [run["outcome"]["test_accuracy"] for run in found.of(MAIN, "SPM")] == [0.9, 0.9]
+    assert {run["config"][setting] for run in found.of(MAIN, "SPM")} == {0.2}
+    assert "4 results of other settings" in found.left_out[0]
+
+
+def test_a_choice_with_more_seeds_counts_before_a_better_one(collected):
+    """One lucky seed says little."""
+    runs = collected(*(teacher(accuracy=0.8, seed=seed) for seed in (0, 1)), teacher(accuracy=0.9, seed=0, lr=0.01))
+    assert seeds(runs, MAIN, "SPM") == [0, 1]
+
+
+@pytest.mark.parametrize("times", [("2025-01-01", "2025-01-02"), ("2025-01-02", "2025-01-01")], ids=str)
+def test_a_choice_that_was_never_validated_is_the_last_one(collected, times):
+    first, second = (f"{day}T00:00:00+00:00" for day in times)
+    without = teacher(lr=0.1, finished=first)
+    for row in without["rows"]:
+        del row["valid_accuracy"]
+    runs = collected(teacher(accuracy=0.01, finished=second), without)
+    assert runs.of(MAIN, "SPM")[0]["config"]["lr"] == 0.003
+
+
+def test_an_experiment_without_accuracy_goes_by_the_loss(collected):
+    better, worse = shakespeare(bpc=2.0), shakespeare(bpc=3.0)
+    worse["config"]["lr"] = better["config"]["lr"] / 2
+    runs = collected(better, worse | {"finished": "2025-01-02T00:00:00+00:00"})
+    assert [run["outcome"]["valid_bpc"] for run in runs.of(Case("shakespeare", 4096, "gru"), "SPM")] == [2.0]
+
+
+def test_results_that_name_no_start_have_the_one_of_their_time(collected):
+    old, new = teacher(seed=0, block="rotation"), teacher(seed=0)
+    del old["config"]["init"], old["config"]["layer_rate"]
+    old_dense = teacher("dense")
+    del old_dense["config"]["init"], old_dense["config"]["layer_rate"]
+    runs = collected(old, new, old_dense)
+    assert runs.contenders([MAIN]) == ["dense", "SPM", "SPM, rotation, near identity, common rate"]
+
+
+def test_the_time_of_a_step_does_not_depend_on_the_start(collected):
+    runs = collected(
+        teacher(init="near_identity"), teacher(rows=300), steps(synthetic.step_time("teacher", "spm", 1.5))
+    )
+    assert runs.step_time(MAIN, "SPM, near identity")["ms"] == 1.5
+    assert runs.step_time(MAIN._replace(study=Study("rows", 300)), "SPM")["ms"] == 1.5
+    assert runs.only_timed(MAIN) == []
+    assert runs.step_time(MAIN, "SPM, rotation") is None
 
 
 def test_runs_on_other_data_are_not_averaged(collected):

@@ -62,6 +62,12 @@ BAD = [
     ("config.lr", math.nan, "a number in 0..1e+38"),
     ("config.stages", {}, f"null or {COUNT}"),
     ("config.decay", [], TEXT),
+    ("config.weight_decay", -1.0, "a number in 0..1e+38"),
+    ("config.init", ["own"], TEXT),
+    ("config.layer_rate", [1.0], f"null or {RATIO}"),
+    ("config.rows", 0, f"null or {STEPS}"),
+    ("config.rows", "many", f"null or {STEPS}"),
+    ("config.norms", 1, "true or false"),
     ("config.other", {"a": 1}, "null, true, false, text, a finite number, or a list of them"),
     ("config.other", math.inf, "null, true, false, text, a finite number, or a list of them"),
     ("config.other", 10**400, "null, true, false, text, a finite number, or a list of them"),
@@ -81,6 +87,10 @@ BAD = [
     ("rows[1].train_loss", None, LOSS),
     ("rows[1].train_loss", math.inf, LOSS),
     ("rows[1].valid_loss", "low", f"null or {LOSS}"),
+    *(
+        (f"rows[1].{name}", math.inf, "a number in 0..1e+38")
+        for name in ("operator_norm", "condition", "gradient_norm")
+    ),
     ("command", 3, TEXT),
     ("command", "\ud800", TEXT),
     ("finished", 3, TIME),

@@ -1,0 +1,172 @@
+"""Groups of parameters: every parameter in the right one, whatever the model is wrapped in."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from pairmix import SPMGRU, SPMLinear, SPMTransformerEncoderLayer, param_groups
+from pairmix.optim import MIXING, rate_scale
+
+
+class Model(nn.Module):
+    """As in nanoGPT: a table that is also the head, a norm, and an SPM layer between them."""
+
+    def __init__(self, layer=None):
+        super().__init__()
+        self.table = nn.Embedding(11, 64)
+        self.norm = nn.LayerNorm(64)
+        self.mixer = SPMLinear(64, 64, rank=2) if layer is None else layer
+        self.head = nn.Linear(64, 11, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.mixer(self.norm(self.table(x))))
+
+
+def named(groups, model):
+    """For every parameter's name its group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [(names[id(parameter)], group) for group in groups for parameter in group["params"]]
+    assert len(found) == len(dict(found)), "a parameter is in two groups"
+    return dict(found)
+
+
+def test_rates_and_decay():
+    model = Model()
+    groups = named(param_groups(model, 1e-3, 0.1), model)
+    assert groups.keys() == {name for name, _ in model.named_parameters()}
+    scale = rate_scale(model.mixer)
+    for name, group in groups.items():
+        mixes = name in {f"mixer.{parameter}" for parameter in MIXING}
+        assert group["lr"] == pytest.approx(1e-3 * (scale if mixes else 1)), name
+        assert group["lr_scale"] == (scale if mixes else 1), name
+        decays = name in ("table.weight", "mixer.down", "mixer.up")
+        assert group["weight_decay"] == (0.1 if decays else 0), name
+
+
+@pytest.mark.parametrize("make", [lambda: SPMGRU(8, 8), lambda: SPMTransformerEncoderLayer(64, 1, 128)])
+def test_biases_of_several_maps_do_not_decay(make):
+    model = make()
+    groups = named(param_groups(model, 1e-3, 0.1), model)
+    assert groups.keys() == {name for name, _ in model.named_parameters()}
+    assert not any(group["weight_decay"] for group in groups.values())
+
+
+def test_a_dense_model_is_as_usual():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    groups = param_groups(model, 1e-3, 0.1)
+    assert {group["lr"] for group in groups} == {1e-3}
+    assert {name: group["weight_decay"] for name, group in named(groups, model).items()} == {
+        "0.weight": 0.1, "0.bias": 0, "1.weight": 0, "1.bias": 0,
+    }  # fmt: skip
+
+
+def test_frozen_parameters_are_left_out_and_said():
+    model = Model()
+    model.mixer.requires_grad_(False)
+    groups = param_groups(model, 1e-3)
+    assert named(groups, model).keys() == {"table.weight", "norm.weight", "norm.bias"}
+    assert repr(groups).endswith("frozen, in no group: 6 tensors")
+
+
+def test_the_rule():
+    scales = [rate_scale(SPMLinear(n, n)) for n in (256, 1024, 4096)]
+    assert scales == sorted(scales)
+    assert rate_scale(SPMLinear(1024, 1024, stages=40)) == pytest.approx(rate_scale(SPMLinear(1024, 1024)) / 2)
+    assert rate_scale(SPMLinear(256, 1024, stages=10)) == rate_scale(SPMLinear(1024, 256, stages=10))
+    assert rate_scale(SPMLinear(8, 8, stages=0)) == rate_scale(SPMLinear(1, 1)) == 0.5
+    assert rate_scale(SPMLinear(1024, 1024), "sgd") == 1024 / 20
+
+
+def test_what_is_printed():
+    lines = repr(param_groups(Model(), 1e-3, 0.1)).splitlines()
+    assert lines[0].split() == ["rate", "times", "lr", "decay", "tensors", "numbers", "what"]
+    assert any(line.endswith("SPM, width 64, 6 stages") for line in lines)
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [("adam", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD), ("adam", torch.optim.NAdam)],
+)
+def test_any_optimizer_and_scheduler_takes_them(kind, optimizer):
+    torch.manual_seed(0)
+    model = Model()
+    made = optimizer(param_groups(model, 1e-2, optimizer=kind))
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):
+        made.zero_grad()
+        model(torch.arange(11)).logsumexp(-1).sum().backward()
+        made.step()
+        schedule.step()
+    assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
+    for group in made.param_groups:
+        assert group["lr"] == pytest.approx(1e-2 * group["lr_scale"] / 3)
+
+
+def test_a_stored_optimizer_goes_on():
+    model = Model()
+    made = torch.optim.AdamW(param_groups(model, 1e-3, 0.1))
+    model(torch.arange(11)).sum().backward()
+    made.step()
+    other = torch.optim.AdamW(param_groups(model, 1e-3, 0.1))
+    other.load_state_dict(made.state_dict())
+    assert [group["lr_scale"] for group in other.param_groups] == [group["lr_scale"] for group in made.param_groups]
+
+
+def test_a_compiled_model():
+    model = Model()
+    compiled = torch.compile(model, backend="eager")
+    assert named(param_groups(compiled, 1e-3), model).keys() == {name for name, _ in model.named_parameters()}
+
+
+WRAPPED = """
+import os, sys
+import torch
+from torch import distributed, nn
+from pairmix import SPMLinear, param_groups
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+model = nn.Sequential(SPMLinear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+if sys.argv[1] == "ddp":
+    wrapped = nn.parallel.DistributedDataParallel(model)
+else:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model[0], mesh=mesh)
+    wrapped = fully_shard(model, mesh=mesh)
+groups = param_groups(wrapped, 1e-3, 0.1)
+made = torch.optim.AdamW(groups)
+wrapped(torch.randn(5, 64)).sum().backward()
+made.step()
+print(sorted((group["name"], len(group["params"])) for group in groups))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_wrapped_models(wrapper):
+    done = subprocess.run([sys.executable, "-c", WRAPPED, wrapper], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[('SPM, width 64, 6 stages', 3), ('matrices', 1), ('vectors and scalars', 2)]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": -1}, "lr must be a number of at least 0, got -1"),
+        ({"lr": math.nan}, "lr must be a number of at least 0, got nan"),
+        ({"lr": 1e-3, "weight_decay": -0.1}, r"weight_decay must be a number of at least 0, got -0\.1"),
+        ({"lr": 1e-3, "optimizer": "lbfgs"}, "optimizer must be 'adam' or 'sgd', got 'lbfgs'"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        param_groups(Model(), **arguments)
