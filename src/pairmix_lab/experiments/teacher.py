@@ -268,7 +268,11 @@ class TeacherExperiment(Classification):
         width: Annotated[int, typer.Option(min=1, help="The number of features.")] = 256,
         steps: Annotated[int, typer.Option(min=1, help="Training steps of each student.")] = Config.steps,
     ) -> Demo:
-        configs = [Config(layer=layer.key, width=width, steps=steps) for layer in (contenders.DENSE, contenders.SPM)]
+        configs = [
+            Config(layer=contenders.DENSE.key, width=width, steps=steps),
+            # The teacher is near the identity, and so is the start that is chosen for it.
+            Config(layer=contenders.SPM.key, width=width, steps=steps, init="near_identity"),
+        ]
         text = (
             f"The teacher labels {width} random numbers by a short chain of pairwise mixings, a ReLU and a dense map.\n"
             f"Two students of its form learn from {steps:,} batches of {configs[0].batch}: nn.Linear and SPMLinear.\n"

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from pairmix_lab import cli, contenders, experiments, results
 from pairmix_lab.bench import steps as bench_steps
 from pairmix_lab.experiments.classification import scores
+from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import Experiment, StepCases
 from pairmix_lab.experiments.options import Layers, Seeds, Steps, Widths, grid, whole_numbers, words
 from pairmix_lab.report import curves
@@ -23,13 +24,11 @@ from pairmix_lab.report.cells import spread
 from pairmix_lab.report.runs import outcomes
 from pairmix_lab.report.schema import NOT_NEGATIVE, SHARE, training
 from pairmix_lab.report.tables import NamedTable
-from pairmix_lab.training.loop import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Recipe):
+class Config(Compared):
     experiment: str = "tiny"
-    layer: str = "spm"
     width: int = 8
     noise: float = 0.5
     steps: int = 5
@@ -38,7 +37,7 @@ class Config(Recipe):
 
     @property
     def name(self):
-        return f"{self.layer}-{self.width}-noise-{self.noise}-seed{self.seed}"
+        return f"{self.kind}-{self.width}-noise-{self.noise}-seed{self.seed}"
 
 
 class Task:
@@ -48,7 +47,10 @@ class Task:
         self.config, self.data = config, {}
 
     def build(self):
-        return nn.Sequential(contenders.make(self.config.layer, self.config.width), nn.Linear(self.config.width, 2))
+        return nn.Sequential(self.config.make(), nn.Linear(self.config.width, 2))
+
+    def groups(self, model):
+        return self.config.groups(model)
 
     def batch(self, step):
         generator = torch.Generator().manual_seed(1000 * self.config.seed + step)

@@ -255,8 +255,12 @@ def test_what_is_said_in_the_end():
     assert outcome["mixer_parameters"] == 4 * 4 * 8 + 3 * 16
 
 
-def test_spm_with_the_teachers_pairs_learns_better_than_dense():
-    dense, spm = (train(Task(Config(layer=layer, width=64, steps=200, lr=1e-2))).outcome for layer in ("dense", "spm"))
+def test_spm_that_starts_near_its_teacher_learns_better_than_dense():
+    starts = {"dense": {}, "spm": {"init": "near_identity", "layer_rate": 1.0}}
+    dense, spm = (
+        train(Task(Config(layer=layer, width=64, steps=200, lr=1e-2, **start))).outcome
+        for layer, start in starts.items()
+    )
     assert spm["test_accuracy"] > dense["test_accuracy"] + 0.02
     assert spm["test_loss"] < dense["test_loss"]
     assert spm["mixer_parameters"] < dense["mixer_parameters"]
