@@ -96,7 +96,7 @@ def rate_scale(layer: SPMLinear, optimizer: str = "adam") -> float:
 
     For Adam and its kin `m / (45 sqrt(L))`, where m is the smaller of the numbers of features and L that of stages, but
     at least one half. The best rate of a dense layer falls with its width; that of an SPM layer does not, but falls
-    with its depth. The form and the constant were found by measuring: see docs/learning-rates.md.
+    with its depth. The form and the constant were found by measuring: see docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
