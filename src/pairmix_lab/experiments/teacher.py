@@ -6,7 +6,7 @@ How far the teacher's SPM is from the identity is the axis of the experiment: th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,7 +34,8 @@ from pairmix_lab.experiments.classification import (
     scores,
 )
 from pairmix_lab.experiments.compared import Compared
-from pairmix_lab.experiments.experiment import Demo, StepCases
+from pairmix_lab.experiments.experiment import Demo, StartCase, StepCases
+from pairmix_lab.experiments.residual import residual_network
 from pairmix_lab.report.cells import seeds as seeds_cell
 from pairmix_lab.report.cells import spread
 from pairmix_lab.report.experiment import Case
@@ -45,7 +46,9 @@ from pairmix_lab.report.tables import NamedTable, Table, distinct
 from pairmix_lab.training.loop import Batch
 
 UNIFORM = "uniform"
+LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # with which starts are compared
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
+MODELS = ("plain", "residual")
 ANGLE = Value(f'"{UNIFORM}" or {NOT_NEGATIVE.words}', lambda value: value == UNIFORM or NOT_NEGATIVE.holds(value))
 # What the table of teachers shows, and under which heading.
 AXIS = {
@@ -69,6 +72,7 @@ class Config(Compared):
         angle_std: how far the teacher is from the identity: the spread of its angles in radians, or `"uniform"` for
             angles from the whole circle.
         pairing: of an SPM student: `"same"`, the teacher's pairs, or `"other"`, random ones.
+        model: the student: `"plain"`, of the teacher's form, or `"residual"`, branches of several layers.
     """
 
     experiment: str = "teacher"
@@ -76,6 +80,7 @@ class Config(Compared):
     classes: int = 10
     angle_std: float | str = 0.1
     pairing: str = "same"
+    model: str = MODELS[0]
     steps: int = 1200
     batch: int = 256
     lr: float = 3e-3
@@ -84,6 +89,7 @@ class Config(Compared):
         super().__post_init__()
         self._check_choice("layer", TRAINED)
         self._check_choice("pairing", PAIRINGS)
+        self._check_choice("model", MODELS)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
 
@@ -91,7 +97,12 @@ class Config(Compared):
     def name(self) -> str:
         """What its files are called."""
         kind = f"spm-{self.block}-{self.pairing}" if self.layer == contenders.SPM.key else self.layer
-        return f"{kind}{self.variant}-{self.width}-std-{self.angle_std}-seed{self.seed}"
+        model = "" if self.model == MODELS[0] else f"{self.model}-"
+        return f"{model}{kind}{self.variant}-{self.width}-std-{self.angle_std}-seed{self.seed}"
+
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": MODELS[0], **super().completed(config)}
 
 
 @dataclass(frozen=True)
@@ -144,16 +155,19 @@ class Task:
         self.teacher = Teacher(config.width, config.classes, config.angle_std, config.seed)
 
     def build(self) -> nn.Module:
-        return nn.Sequential(self.layer(), nn.ReLU(), nn.Linear(self.config.width, self.config.classes))
+        width, classes = self.config.width, self.config.classes
+        if self.config.model == "residual":
+            return residual_network(self.layer, width, classes)
+        return nn.Sequential(self.layer(), nn.ReLU(), nn.Linear(width, classes))
 
-    def layer(self) -> nn.Module:
+    def layer(self, **options: Any) -> nn.Module:
         """The one that is compared."""
         config = self.config
         schedule: str | Schedule = "butterfly"
         if config.pairing == "other":
             stages = config.stages or Schedule.butterfly(config.width).stages
             schedule = Schedule.random(config.width, stages, seed=config.seed)
-        return config.make(schedule=schedule)
+        return config.make(schedule=schedule, **options)
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         return self.config.groups(model)
@@ -193,6 +207,11 @@ class TeacherExperiment(Classification):
         "teacher far from the identity: accuracy, %": Case(name, 256, UNIFORM),
     }
     step_cases = StepCases(widths=(256, 512, 1024, 2048))
+    start_cases = (
+        StartCase("teacher near the identity", LRS, {"steps": 800}),
+        StartCase("teacher far from the identity", LRS, {"steps": 800, "angle_std": UNIFORM}),
+        StartCase("MLP with residual branches", LRS, {"steps": 300, "angle_std": UNIFORM, "model": "residual"}),
+    )
     paper = {  # noqa: RUF012
         256: {DENSE: Classified(0.7730, 2.775), SPM: Classified(0.9941, 5.396)},
         512: {DENSE: Classified(0.8103, 9.793), SPM: Classified(0.9750, 9.147)},
