@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from pairmix.nn.init import INITS
 from pairmix_lab import contenders, experiments
-from pairmix_lab.bench.jobs import Finished, processes
+from pairmix_lab.bench.jobs import Finished, processes, submitted
 from pairmix_lab.bench.pictures import column
 from pairmix_lab.contenders import DENSE, SPM
 from pairmix_lab.experiments import data
@@ -139,13 +139,15 @@ def run(
         return {"config": asdict(one), "data": read}
 
     def train(pool: ProcessPoolExecutor, runs: Iterable[tuple[Experiment, Compared]]) -> None:
-        waiting: dict[Future[Outcome], Compared] = {}
+        missing = []
         for experiment, one in runs:
             if described(one) in finished:
                 outcomes[one] = finished[described(one)]
                 on_run()
             else:
-                waiting[pool.submit(trained, experiment, one, folder)] = one
+                missing.append((experiment, one, folder))
+        futures = submitted(pool, trained, missing)
+        waiting = {future: one for future, (_, one, _) in zip(futures, missing, strict=True)}
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 one = waiting.pop(future)

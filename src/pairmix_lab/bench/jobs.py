@@ -6,8 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,9 +30,20 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
+def submitted(
+    pool: ProcessPoolExecutor, work: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
+) -> list[Future[Any]]:
+    """Let processes call `work` with each of the arguments."""
+    # Processes start here and inherit this. Ctrl-C reaches all of them, and the one that started them decides.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return [pool.submit(work, *arguments) for arguments in calls]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _begin(parents: Connection) -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the one that started them decides
     Thread(target=_end_with, args=(parents,), daemon=True).start()
 
 

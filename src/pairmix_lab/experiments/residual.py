@@ -33,7 +33,7 @@ class Branch(nn.Module):
 
 def residual_network(make: Callable[..., nn.Module], width: int, classes: int) -> nn.Sequential:
     """Branches one after the other, a norm and a dense map onto the classes."""
-    # So that all branches together start as large as what they are added to, however many they are.
+    # Independent branches add their variances: so all of them together add the same, however many they are.
     gain = 1 / math.sqrt(BRANCHES)
     branches = nn.Sequential(*(Branch(make, width, gain) for _ in range(BRANCHES)))
     return nn.Sequential(branches, nn.LayerNorm(width), nn.Linear(width, classes))
