@@ -180,14 +180,15 @@ def run(
 def trained(experiment: Experiment, config: Compared, folder: Path | None = None) -> Outcome:
     """Train a model and validate it."""
     run = Run(experiment.task(config, folder), Processes(), None, resume=False)
+    last: dict[str, float] = {}
     try:
         for _ in range(config.steps):
             run.advance()
+        last = run.rows[-1]
     except ValueError as error:
         if not str(error).startswith("the loss is "):
             raise
     first = run.rows[0] if run.rows else {}
-    last = run.rows[-1] if run.state.step == config.steps else {}
     outcome = {"first_loss": _finite(first.get("valid_loss")), "valid_loss": _finite(last.get("valid_loss"))}
     return outcome | ({"valid_accuracy": last.get("valid_accuracy")} if "valid_accuracy" in first else {})
 

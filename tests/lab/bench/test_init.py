@@ -73,7 +73,9 @@ def test_every_experiment_has_cases_with_names_of_their_own():
     assert not any("," in name for name in names)  # --cases is a list with commas
     for candidate in Config().candidates:
         assert candidate.width in (256, 1024)
-        assert candidate.config(candidate.case.lrs[0], seed=0).stages is None  # the library's own default
+        config = candidate.config(candidate.case.lrs[0], seed=0)
+        assert config.stages is None  # the library's own default
+        assert config.validate_every == config.steps  # no time is lost on more
 
 
 def test_a_whole_grid_in_two_processes(part, data):
@@ -158,11 +160,36 @@ def test_a_run_that_diverges_is_infinitely_bad_and_no_error(lr):
     json.dumps(outcome, allow_nan=False)
 
 
-def test_other_errors_of_a_run_are_errors(data):
-    (data / "shakespeare" / "input.txt").write_bytes(b"too short")
-    (candidate, *_) = grid((shakespeare.EXPERIMENT, TEXT)).candidates
-    with pytest.raises(ValueError, match="the text is too short"):
-        trained(shakespeare.EXPERIMENT, candidate.config(1e-3, seed=0), data)
+class Failing(teacher.Task):
+    """The last of its three batches is bad."""
+
+    def batch(self, step):
+        inputs, labels = super().batch(step)
+        if step == 3:
+            return self.last_batch(inputs, labels)
+        return inputs, labels
+
+
+class NotANumber(Failing):
+    def last_batch(self, inputs, labels):
+        return inputs * math.nan, labels
+
+
+class NoBatch(Failing):
+    def last_batch(self, inputs, labels):
+        raise ValueError("there is no such batch")
+
+
+def test_a_run_that_diverges_late_has_begun_well(monkeypatch):
+    monkeypatch.setattr(teacher, "Task", NotANumber)
+    outcome = trained(teacher.EXPERIMENT, grid().candidates[0].config(1e-3, seed=0))
+    assert outcome == {"first_loss": pytest.approx(2.3, abs=0.5), "valid_loss": None, "valid_accuracy": None}
+
+
+def test_other_errors_of_a_run_are_errors(monkeypatch):
+    monkeypatch.setattr(teacher, "Task", NoBatch)
+    with pytest.raises(ValueError, match="there is no such batch"):
+        trained(teacher.EXPERIMENT, grid().candidates[0].config(1e-3, seed=0))
 
 
 def test_finished_runs_are_not_run_again(part, here):
@@ -197,9 +224,9 @@ def test_a_line_that_was_cut_off_is_left_out(part, tail):
     finished = Finished(part, resume=True)
     assert {"n": 1} in finished
     assert {"n": 2} not in finished
-    finished.add({"n": 2}, 0.25)
+    finished.add({"n": 2, "seed": 0}, 0.25)
     again = Finished(part, resume=True)
-    assert (again[{"n": 1}], again[{"n": 2}]) == (0.5, 0.25)
+    assert (again[{"n": 1}], again[{"seed": 0, "n": 2}]) == (0.5, 0.25)
 
 
 LONG = grid((teacher.EXPERIMENT, replace(NEAR, settings={"steps": 200, "batch": 8})))
@@ -273,6 +300,25 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
     assert all(map(is_running, started))
     process.kill()
     wait_until(lambda: not any(map(is_running, started)))
+
+
+def begin_and_fail(folder):
+    """Start processes that have much to do; how they take Ctrl-C, which reaches all of them in a terminal."""
+    with processes(2) as pool:
+        (handler,) = submitted(pool, signal.getsignal, [(signal.SIGINT,)])
+        submitted(pool, tell_and_sleep, [(folder,)] * 4)
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        raise LookupError(handler.result())
+
+
+def test_processes_end_at_once_after_an_error(tmp_path):
+    before, start = signal.getsignal(signal.SIGINT), time.monotonic()
+    with pytest.raises(LookupError) as error:
+        begin_and_fail(tmp_path)
+    assert time.monotonic() - start < PATIENCE  # for which each of them would sleep
+    assert not any(is_running(int(path.name)) for path in tmp_path.iterdir())
+    assert error.value.args == (signal.SIG_IGN,)  # it is for the process that started them
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_stops_the_command_and_its_processes(part):
