@@ -92,7 +92,7 @@ wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
 	$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
 results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
-	$(BIN)/pairmix bench init --out results
+	$(BIN)/pairmix bench init $(WITH_DATA) --jobs 2 --resume --out results
 	$(BIN)/pairmix bench operator --out results
 	$(BIN)/pairmix bench operator --grid --out results
 	$(BIN)/pairmix bench operator --latency --out results

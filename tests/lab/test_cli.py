@@ -337,15 +337,6 @@ def test_report_of_nothing(folder, what):
     assert not (folder / "report.html").exists()
 
 
-def test_bench_init(folder):
-    result = run("bench init --out out --steps 2 --width 8")
-    assert result.exit_code == 0, result.output
-    rows = results.load(folder / "out" / "init.json")["rows"]
-    assert len(rows) == 2 * 2 * 9 * 3
-    assert {row["init"] for row in rows} >= {"identity", "hadamard", "random_rotation", "near_identity 0.05"}
-    assert (folder / "out" / "init.png").exists()
-
-
 @pytest.mark.parametrize("command", ["demo --steps 0", "demo --width x", "dance", "train", "train dance", "report"])
 def test_bad_arguments(folder, command):
     assert run(command).exit_code == 2

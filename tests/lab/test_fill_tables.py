@@ -9,7 +9,15 @@ fill_tables = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "fill_tabl
 def test_every_name_is_of_one_table():
     names = fill_tables["names"]()
     assert len(set(names)) == len(names)
-    assert {"init", "operator-summary", "modules-attention", "steps", "teacher-lr", "shakespeare-steps"} <= set(names)
+    assert {
+        "init",
+        "init-rates",
+        "operator-summary",
+        "modules-attention",
+        "steps",
+        "teacher-lr",
+        "shakespeare-steps",
+    } <= set(names)
 
 
 def test_an_unknown_name_is_an_error():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from pairmix_lab.bench import (
+    init,
     modules,
     operator,
     operator_grid,
@@ -17,10 +18,9 @@ from pairmix_lab.bench import (
     operator_variants,
     steps,
 )
-from pairmix_lab.experiments import teacher_inits
 
 BENCHMARKS: dict[str, ModuleType] = {
-    "init": teacher_inits,
+    "init": init,
     "operator": operator,
     "operator-grid": operator_grid,
     "operator-latency": operator_latency,

@@ -15,34 +15,54 @@ from rich.live import Live
 
 from pairmix import ops
 from pairmix_lab import results
+from pairmix_lab.bench import init as bench_init
 from pairmix_lab.bench import modules as bench_modules
 from pairmix_lab.bench import operator as bench_operator
 from pairmix_lab.bench import steps as bench_steps
 from pairmix_lab.bench.benchmarks import BENCHMARKS
+from pairmix_lab.bench.jobs import Finished
 from pairmix_lab.cli.console import Data, Out, clear_errors, console, progress_bars, rendered, save, show
-from pairmix_lab.experiments import teacher_inits
+from pairmix_lab.experiments import options
 from pairmix_lab.experiments.options import whole_numbers
 from pairmix_lab.report import tables
 from pairmix_lab.training import allocator
 
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 
-Steps = Annotated[int, typer.Option(min=1, help="Training steps of each student.")]
 Threads = Annotated[str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")]
-Width = Annotated[int, typer.Option(min=1, max=2**31 - 1, help="The number of features.")]
 
 
 @app.command("init")
 def bench_init_command(
-    out: Out = Path("results"), width: Width = teacher_inits.Config.width, steps: Steps = teacher_inits.Config.steps
+    data: Data = None,
+    out: Out = Path("results"),
+    cases: Annotated[str | None, typer.Option(help="Only these cases, such as AG News,GRU.")] = None,
+    widths: Annotated[
+        str | None, typer.Option(help="The widths, such as 256,1024; those of the case if not given.")
+    ] = None,
+    seeds: options.Seeds = "0,1,2",
+    blocks: options.Blocks = "general",
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs at once, each on one thread.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where this command was stopped.")] = False,
 ) -> None:
-    """Which initialisation trains best? (about a quarter of an hour)"""
-    config = teacher_inits.Config(width=width, steps=steps)
+    """Which start trains best, on what people train? (about an hour and a half, less with --jobs)"""
+    known = bench_init.all_cases()
+    names = [case.name for _, case in known]
+    chosen = names if cases is None else options.words("--cases", cases, names)
+    config = bench_init.Config(
+        cases=tuple((experiment, case) for experiment, case in known if case.name in chosen),
+        widths=_optional_numbers("--widths", widths),
+        seeds=tuple(dict.fromkeys(whole_numbers("--seeds", seeds, least=0))),
+        blocks=tuple(dict.fromkeys(options.words("--blocks", blocks, options.BLOCKS))),
+    )
     with _measuring_for(out):
-        with progress_bars() as progress:
-            rows = list(progress.track(teacher_inits.run(config), total=config.runs, description="training"))
-        show(teacher_inits.table(rows))
-        save(out / "init", asdict(config), rows, teacher_inits.picture)
+        finished = Finished(out / "init.part.jsonl", resume)
+        with progress_bars() as progress, _stoppable():
+            bar = progress.add_task("training", total=config.runs)
+            rows = list(bench_init.run(config, finished, data, jobs, lambda: progress.advance(bar)))
+        show(bench_init.table(rows))
+        save(out / "init", config.as_dict(), rows, bench_init.picture, bench_init.hashes(config, data))
+        finished.discard()
 
 
 @app.command("operator")
@@ -143,6 +163,15 @@ def _measuring_for(out: Path) -> Iterator[None]:
     with clear_errors():
         results.check_traceable(out)
         yield
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        console.print("Stopped. The same command with --resume goes on from there.")
+        raise typer.Exit(130) from interrupt
 
 
 def _check_seconds(seconds: float | None) -> None:

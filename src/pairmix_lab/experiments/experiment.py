@@ -37,6 +37,23 @@ class StepCases:
     others: Callable[[Any], Mapping[str, Callable[[], nn.Module]]] = lambda config: {}
 
 
+@dataclass(frozen=True)
+class StartCase:
+    """Short runs on which `pairmix bench init` compares how SPM layers can start.
+
+    Attributes:
+        name: in the tables; no two cases have the same, and there is no comma in it.
+        lrs: the learning rates to try; every start gets the best of its own.
+        settings: of the config, where they are not the default.
+        widths: each is compared on its own.
+    """
+
+    name: str
+    lrs: tuple[float, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    widths: tuple[int, ...] = (256, 1024)
+
+
 class Demo(NamedTuple):
     """Short runs that show what this is about, and a text for the terminal before them."""
 
@@ -52,6 +69,7 @@ class Experiment(Reported):
         config: the class of its configs; a config's `name` is that of its files.
         dataset: the files that it reads; None if it makes its data.
         step_cases: what `pairmix bench steps` times; None for nothing.
+        start_cases: what `pairmix bench init` trains; the config must be a `Compared`.
         demo: gives the runs of `pairmix demo`, and its parameters are the options of that command; None if it has none.
         measure: the number of an outcome that says how well a model does, and what to multiply it by for the reader.
         in_short: the cases that README shows, by what they are.
@@ -61,6 +79,7 @@ class Experiment(Reported):
     config: type[Any]
     dataset: Dataset | None = None
     step_cases: StepCases | None = None
+    start_cases: Sequence[StartCase] = ()
     demo: Callable[..., Demo] | None = None
     measure: tuple[str, float]
     in_short: Mapping[str, Case] = {}

@@ -23,7 +23,7 @@ from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED, count_parameters
 from pairmix_lab.experiments import data, options
 from pairmix_lab.experiments.compared import Compared
-from pairmix_lab.experiments.experiment import Experiment, StepCases
+from pairmix_lab.experiments.experiment import Experiment, StartCase, StepCases
 from pairmix_lab.experiments.language_models import CELLS, LanguageModel, TorchRNN, generate
 from pairmix_lab.report import curves
 from pairmix_lab.report.cells import in_cell, spread
@@ -42,6 +42,8 @@ SHAKESPEARE = data.Dataset(
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",
     {"input.txt": "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
 )
+LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # with which starts are compared, in short runs
+SHORT = {"length": 64, "stages": None, "decay": "cosine", "warmup": 20, "clip": 1.0}
 
 
 class Evaluated(NamedTuple):
@@ -195,6 +197,10 @@ class ShakespeareExperiment(Experiment):
 
     # A dense step takes seconds.
     step_cases = StepCases(widths=(PAPER_WIDTH,), settings={"cell": "rnn"}, seconds=4, others=_torchs_own)
+    start_cases = (
+        StartCase("Elman", LRS, {**SHORT, "steps": 300}),
+        StartCase("GRU", LRS, {**SHORT, "cell": "gru", "steps": 200}),  # its dense step takes three times as long
+    )
 
     def configs(
         self,

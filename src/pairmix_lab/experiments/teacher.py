@@ -32,8 +32,9 @@ from pairmix_lab.experiments.classification import (
     scores,
 )
 from pairmix_lab.experiments.compared import Compared
-from pairmix_lab.experiments.experiment import Demo, StepCases
+from pairmix_lab.experiments.experiment import Demo, StartCase, StepCases
 from pairmix_lab.experiments.norms import layer_norms
+from pairmix_lab.experiments.residual import residual_network
 from pairmix_lab.experiments.teacher_axis import UNIFORM
 from pairmix_lab.report.experiment import Case
 from pairmix_lab.report.pictures import Picture
@@ -42,7 +43,9 @@ from pairmix_lab.report.schema import NOT_NEGATIVE, Value
 from pairmix_lab.report.tables import NamedTable, Row, Table
 from pairmix_lab.training.loop import LARGEST_SIZE, Batch
 
+LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # with which starts are compared
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
+MODELS = ("plain", "residual")
 ANGLE = Value(f'"{UNIFORM}" or {NOT_NEGATIVE.words}', lambda value: value == UNIFORM or NOT_NEGATIVE.holds(value))
 
 
@@ -60,6 +63,7 @@ class Config(Compared):
         rows: of the training set, which is visited in a new random order every epoch; None for fresh rows at every
             step.
         norms: whether the norms of the layer are measured at every validation.
+        model: the student: `"plain"`, of the teacher's form, or `"residual"`, branches of several layers.
     """
 
     experiment: str = "teacher"
@@ -69,6 +73,7 @@ class Config(Compared):
     pairing: str = "same"
     rows: int | None = None
     norms: bool = False
+    model: str = MODELS[0]
     steps: int = 1200
     batch: int = 256
     lr: float = 3e-3
@@ -77,6 +82,7 @@ class Config(Compared):
         super().__post_init__()
         self._check_choice("layer", TRAINED)
         self._check_choice("pairing", PAIRINGS)
+        self._check_choice("model", MODELS)
         if self.angle_std != UNIFORM and not (isinstance(self.angle_std, float) and 0 <= self.angle_std < math.inf):
             raise ValueError(f"angle_std must be a number of radians or {UNIFORM!r}, got {self.angle_std!r}")
         if self.rows is not None:
@@ -88,14 +94,15 @@ class Config(Compared):
     def name(self) -> str:
         """What its files are called."""
         kind = f"spm-{self.block}-{self.pairing}" if self.layer == contenders.SPM.key else self.layer
+        model = "" if self.model == MODELS[0] else f"{self.model}-"
         rows = f"-rows{self.rows}" if self.rows is not None else ""
         decay = f"-wd{self.weight_decay:g}" if self.weight_decay else ""
         extras = rows + decay + "-norms" * self.norms
-        return f"{kind}{self.variant}-{self.width}-std-{self.angle_std}{extras}-seed{self.seed}"
+        return f"{model}{kind}{self.variant}-{self.width}-std-{self.angle_std}{extras}-seed{self.seed}"
 
     @classmethod
     def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rows": None, "norms": False, **super().completed(config)}
+        return {"rows": None, "norms": False, "model": MODELS[0], **super().completed(config)}
 
 
 @dataclass(frozen=True)
@@ -148,16 +155,19 @@ class Task:
         self.teacher = Teacher(config.width, config.classes, config.angle_std, config.seed)
 
     def build(self) -> nn.Module:
-        return nn.Sequential(self.layer(), nn.ReLU(), nn.Linear(self.config.width, self.config.classes))
+        width, classes = self.config.width, self.config.classes
+        if self.config.model == "residual":
+            return residual_network(self.layer, width, classes)
+        return nn.Sequential(self.layer(), nn.ReLU(), nn.Linear(width, classes))
 
-    def layer(self) -> nn.Module:
+    def layer(self, **options: Any) -> nn.Module:
         """The one that is compared."""
         config = self.config
         schedule: str | Schedule = "butterfly"
         if config.pairing == "other":
             stages = config.stages or Schedule.butterfly(config.width).stages
             schedule = Schedule.random(config.width, stages, seed=config.seed)
-        return config.make(schedule=schedule)
+        return config.make(schedule=schedule, **options)
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         return self.config.groups(model)
@@ -212,6 +222,11 @@ class TeacherExperiment(Classification):
         "teacher far from the identity: accuracy, %": Case(name, 256, UNIFORM),
     }
     step_cases = StepCases(widths=(256, 512, 1024, 2048))
+    start_cases = (
+        StartCase("teacher near the identity", LRS, {"steps": 800}),
+        StartCase("teacher far from the identity", LRS, {"steps": 800, "angle_std": UNIFORM}),
+        StartCase("MLP with residual branches", LRS, {"steps": 300, "angle_std": UNIFORM, "model": "residual"}),
+    )
     paper = {  # noqa: RUF012
         256: {DENSE: Classified(0.7730, 2.775), SPM: Classified(0.9941, 5.396)},
         512: {DENSE: Classified(0.8103, 9.793), SPM: Classified(0.9750, 9.147)},

@@ -9,10 +9,9 @@ from typer.testing import CliRunner
 from pairmix_lab import cli, results
 from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix_lab.bench.benchmarks import BENCHMARKS
-from pairmix_lab.experiments import teacher_inits
 
 MODULES = {
-    "init": teacher_inits,
+    "init": cli.bench.bench_init,
     "operator": cli.bench.bench_operator,
     "operator --grid": operator_grid,
     "operator --latency": operator_latency,
@@ -29,7 +28,8 @@ def bench(request, monkeypatch, tmp_path):
 
     def run(measure):
         monkeypatch.setattr(MODULES[request.param], "run", measure)
-        monkeypatch.setattr(cli.bench.bench_steps, "hashes", lambda config, folder: {})  # there is no data
+        for module in (cli.bench.bench_init, cli.bench.bench_steps):
+            monkeypatch.setattr(module, "hashes", lambda config, folder: {})  # there is no data
         return CliRunner().invoke(cli.app, ["bench", *request.param.split(), "--out", str(tmp_path / "out")])
 
     return run
