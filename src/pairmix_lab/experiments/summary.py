@@ -23,7 +23,8 @@ def table(results: Path) -> Table | None:
         runs, (key, unit) = collect(found, [experiment]), experiment.measure
         for words, case in experiment.in_short.items():
             cells = [spread(outcomes(runs.of(case, contender), key), unit=unit) for contender in CONTENDERS]
-            lines.append([words, f"{case.width:,}", *cells])
+            if set(cells) != {"-"}:
+                lines.append([words, f"{case.width:,}", *cells])
     return [["task", "n", *CONTENDERS], *lines] if lines else None
 
 

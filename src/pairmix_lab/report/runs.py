@@ -45,17 +45,20 @@ class Runs:
 
     def step_time(self, case: Case, contender: str) -> Row | None:
         """The time of a training step: of this case, or of its width in general."""
-        return self.steps.get((case, contender)) or self.steps.get((case._replace(setting=None), contender))
+        return self.steps.get((case, contender)) or self.steps.get((self._timed_as(case), contender))
 
     def only_timed(self, case: Case) -> list[str]:
         """The contenders whose steps were timed on a case, and that were not trained on it."""
-        cases = (case, case._replace(setting=None))
+        cases = (case, self._timed_as(case))
         return distinct(name for timed, name in self.steps if timed in cases and not self.of(case, name))
 
     def contenders(self, cases: Iterable[Case]) -> list[str]:
         """The contenders that ran on any of these cases, in the usual order."""
         found = distinct(name for case in cases for name in self.at.get(case, {}))
         return sorted(found, key=contenders.position)
+
+    def _timed_as(self, case: Case) -> Case:
+        return next(one for one in self.experiments if one.name == case.experiment).timed_as(case)
 
 
 def collect(paths: Iterable[Path], experiments: Sequence[Reported]) -> Runs:
