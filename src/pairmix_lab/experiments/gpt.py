@@ -30,8 +30,8 @@ from pairmix_lab.report.experiment import Case, Headline
 from pairmix_lab.report.pictures import Picture
 from pairmix_lab.report.runs import Runs, outcomes
 from pairmix_lab.report.schema import AT_LEAST_ONE, FLAG, LOSS, NAME, POSITIVE, Value, nullable, training
-from pairmix_lab.report.summary import headline, headline_case
-from pairmix_lab.report.tables import NamedTable, Row, Rows, Table
+from pairmix_lab.report.summary import headline_case
+from pairmix_lab.report.tables import NamedTable, Row, Rows, Table, number
 from pairmix_lab.report.timing import measured_steps, speedup, step_time
 
 DENSE, SPM = contenders.DENSE.label, contenders.SPM.label
@@ -321,9 +321,12 @@ class GPTExperiment(Experiment):
         bits = [outcomes(chosen, "valid_bpc") for chosen in (dense, spm)]
         gap = f"{np.mean(bits[1]) - np.mean(bits[0]):+.2f}" if all(bits) else "-"
         steps = "; ".join(f"{chosen[0]['config']['steps']:,}" if chosen else "-" for chosen in (dense, spm))
+        measured = speedup(runs, case, SPM)
         names = [f"{DENSE}, bits per byte", f"{SPM}, bits per byte", "after steps", "gap", "times as fast"]
-        ours = [*(spread(values, digits=3) for values in bits), steps, gap]
-        return headline(runs, self, case, gap=(gap, "bits per byte"), names=names, theirs=["-"] * 5, ours=ours)
+        cells = [*(spread(values, digits=3) for values in bits), steps, gap, in_cell(measured)]
+        table = [["", "ours"], *(list(line) for line in zip(names, cells, strict=True))]
+        ratio = number(measured.value if measured else None)
+        return Headline(f"{self.title}, {self.case_name(case)}", (gap, "bits per byte"), ratio, table)
 
     def ends(self, runs: Runs) -> Table:
         """The losses of every layer in the end, and what it cost."""

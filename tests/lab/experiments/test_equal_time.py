@@ -185,8 +185,8 @@ def test_the_headline(collected):
     assert found.gap == (f"{-0.5 * bits:+.2f}", "bits per byte")
     assert found.ratio == "4.00"
     assert found.table[1:3] == [
-        ["dense, bits per byte", "-", f"{2 * bits:.3f}"],
-        ["SPM, bits per byte", "-", f"{1.5 * bits:.3f}"],
+        ["dense, bits per byte", f"{2 * bits:.3f}"],
+        ["SPM, bits per byte", f"{1.5 * bits:.3f}"],
     ]
     alone = EXPERIMENT.headline(collected(gpt()))
     assert (alone.gap[0], alone.ratio) == ("-", "-")
