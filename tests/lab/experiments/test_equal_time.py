@@ -178,7 +178,7 @@ def test_the_headline(collected):
           for layer, loss, ms in (("dense", 2.0, 40.0), ("spm", 1.5, 10.0))
           for width in (256, 512)
           for budget in (60.0, 600.0)),
-        gpt(budget=600.0, width=1024),
+        *(gpt(layer, budget=600.0, width=1024) for layer in ("dense", "spm")),
     )  # fmt: skip
     found = EXPERIMENT.headline(runs)
     assert found.title == "GPT, n = 512, shakespeare, 600 s"
