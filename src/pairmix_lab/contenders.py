@@ -36,7 +36,7 @@ class Contender:
             would add to the time or the memory that is measured.
         settings: what a config must hold, apart from the key, for this variant of the layer.
         runs_at: whether it can run, and makes sense, at a width.
-        aliases: its names in older results.
+        aliases: its names in older results, and that of a variant in rows of step times.
     """
 
     key: str
@@ -183,6 +183,14 @@ SPM_OTHER_PAIRS = Contender("spm", "SPM, other pairs", "#0072b2", "v", "--", set
 SPM_ROTATION_OTHER_PAIRS = Contender(
     "spm", "SPM, rotation, other pairs", "#56b4e9", "v", "--", settings={"block": "rotation", "pairing": "other"}
 )
+SPM_DENSE_ATTENTION = Contender(
+    "spm", "SPM, dense attention", "#5d3a9b", "<", "-.", settings={"dense_maps": "qkv,out"},
+    aliases=("spm-dense-attention",),
+)  # fmt: skip
+SPM_DENSE_FEED_FORWARD = Contender(
+    "spm", "SPM, dense feed-forward", "#5d3a9b", ">", "-.", settings={"dense_maps": "up,down"},
+    aliases=("spm-dense-feed-forward",),
+)  # fmt: skip
 LOW_RANK = Contender(
     "lowrank", "low rank", "#009e73", "^", build=_low_rank, timed=_low_rank_alone, aliases=("low rank, SPM's size",)
 )
@@ -232,6 +240,7 @@ def _with_starts(layer: Contender) -> list[Contender]:
 CONTENDERS = (
     DENSE,
     *(one for layer in (SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS) for one in _with_starts(layer)),
+    *(SPM_DENSE_ATTENTION, SPM_DENSE_FEED_FORWARD),
     *_with_starts(COMPANION),
     *(LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
 )

@@ -10,13 +10,14 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.experiments import agnews, shakespeare
+from pairmix_lab.experiments import agnews, gpt, shakespeare
 from pairmix_lab.training import allocator
 
 TINY = {
     "teacher": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4",
     "agnews": "--widths 8 --seeds 0 --layers softmax,spm --steps 2 --batch 4 --data {data}",
     "shakespeare": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4 --length 4 --data {data}",
+    "gpt": "--widths 64 --seeds 0 --layers dense,spm --steps 2 --batch 2 --length 4 --depth 1 --data {data}",
 }
 
 
@@ -32,6 +33,7 @@ def folder(tmp_path, monkeypatch):
             csv.writer(file).writerows((number % 4 + 1, f"word{number}", "more") for number in range(40))
     (tmp_path / "data" / "shakespeare" / "input.txt").write_bytes(bytes(range(100)))
     monkeypatch.setattr(shakespeare, "generate", lambda model, prompt, length, seed: b"To be")
+    monkeypatch.setattr(gpt, "generate", lambda model, prompt, size, samples: [b"To be"])
     return tmp_path
 
 
@@ -85,7 +87,7 @@ class TestTrain:
             assert outcome["step"] == one["rows"][-1]["step"] == 2
             shown = f"{outcome['valid_bpc']:.3f}" if "valid_bpc" in outcome else f"{outcome['test_accuracy']:.1%}"
             assert shown in words(result)
-        assert "paper" in words(result)
+        assert ("paper" in words(result)) == (experiment != "gpt")
         assert "pairmix report runs -o report.html" in words(result)
 
     def test_resume_leaves_what_is_finished(self, folder, experiment):
@@ -171,6 +173,14 @@ def test_bad_angles(folder, value):
         ("shakespeare", "--cell lstm", "'lstm'"),
         ("shakespeare", "--length 0", "--length"),
         ("shakespeare", "--layers softmax", "'softmax'"),
+        ("gpt", "--layers identity", "'identity'"),
+        ("gpt", "--widths 100", "got 100"),
+        ("gpt", "--depth 0", "--depth"),
+        ("gpt", "--dense-maps out,in", "'in'"),
+        ("gpt", "--text poems", "'poems'"),
+        ("gpt", "--seconds 0", "'0'"),
+        ("gpt", "--seconds 1,x", "'x'"),
+        ("gpt", "--seconds 60", "results/steps.json cannot be read"),
     ],
 )
 def test_bad_values_of_one_experiment(folder, experiment, option, complaint):
@@ -316,7 +326,7 @@ def test_report(folder):
     assert result.exit_code == 0, result.output
     assert "Wrote page/report.html" in words(result)
     page = (folder / "page" / "report.html").read_text()
-    for title in ("Compositional teacher", "AG News", "Shakespeare"):
+    for title in ("Compositional teacher", "AG News", "Shakespeare", "GPT"):
         assert title in page
 
 

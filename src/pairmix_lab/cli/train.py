@@ -15,7 +15,7 @@ from rich.progress import TextColumn
 
 from pairmix_lab import experiments, results
 from pairmix_lab.cli.console import Data, clear_errors, console, is_out_of_memory, progress_bars, show
-from pairmix_lab.experiments.data import hashes
+from pairmix_lab.experiments.data import Dataset, hashes
 from pairmix_lab.experiments.experiment import Experiment
 from pairmix_lab.report.runs import collect
 from pairmix_lab.training import allocator, runs
@@ -94,9 +94,16 @@ def run_all(
         allocator.keep_freed_memory()
     with clear_errors(), Processes.joined() as processes:
         console.quiet = not processes.is_first
-        dataset = experiment.dataset
-        data_hashes: Callable[[], dict[str, str]] = cache(lambda: {} if dataset is None else hashes(dataset, data))
-        missing = [config for config in configs if not runs.is_finished(out, config, resume, data_hashes)]
+
+        @cache
+        def data_hashes(dataset: Dataset | None) -> dict[str, str]:
+            return {} if dataset is None else hashes(dataset, data)
+
+        missing = [
+            config
+            for config in configs
+            if not runs.is_finished(out, config, resume, partial(data_hashes, experiment.dataset_of(config)))
+        ]
         if missing:
             results.check_traceable(out)
         for number, config in enumerate(missing, start=1):

@@ -5,11 +5,12 @@ A new experiment is a new file and a line here: commands, benchmarks, tables and
 
 from __future__ import annotations
 
-from pairmix_lab.experiments import agnews, shakespeare, teacher
+from pairmix_lab.experiments import agnews, gpt, shakespeare, teacher
 from pairmix_lab.experiments.experiment import Experiment
 
 EXPERIMENTS: list[Experiment] = [
     teacher.EXPERIMENT,
     agnews.EXPERIMENT,
     shakespeare.EXPERIMENT,
+    gpt.EXPERIMENT,
 ]

@@ -99,7 +99,7 @@ class Task:
         whole, train_hash = _hashed(data.fetch(AGNEWS, "train.csv", folder), config.width)
         self.test, test_hash = _hashed(data.fetch(AGNEWS, "test.csv", folder), config.width)
         self.data = {"agnews/train.csv": train_hash, "agnews/test.csv": test_hash}
-        self.label = "AG News" if len(whole) == WHOLE else f"AG News, {len(whole):,}-row part"
+        self.label = label(len(whole))
         shuffled = np.random.default_rng(0).permutation(len(whole))  # the same for every seed
         split = max(1, int(VALIDATION_PART * len(whole)))
         self.valid, self.train = (
@@ -237,6 +237,11 @@ def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         if not best or accuracy > best[-1][1]:
             best.append((time, accuracy))
     return best
+
+
+def label(rows: int) -> str:
+    """What results call a train set of this size."""
+    return "AG News" if rows == WHOLE else f"AG News, {rows:,}-row part"
 
 
 def read_agnews(path: Path) -> tuple[list[str], list[int]]:

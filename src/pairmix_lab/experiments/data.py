@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Dataset:
 
     name: str
     home: str
-    hashes: Mapping[str, str]
+    hashes: Mapping[str, str] = field(hash=False)  # a dictionary has no hash
 
 
 def fetch(dataset: Dataset, file: str, folder: Path | None = None) -> Path:

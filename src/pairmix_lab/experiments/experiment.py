@@ -67,7 +67,7 @@ class Experiment(Reported):
     Attributes:
         help: of its command, in a sentence.
         config: the class of its configs; a config's `name` is that of its files.
-        dataset: the files that it reads; None if it makes its data.
+        dataset: the files that it reads; None if it makes its data. `dataset_of` is for those that can read others.
         step_cases: what `pairmix bench steps` times; None for nothing.
         start_cases: what `pairmix bench init` trains; the config must be a `Compared`.
         demo: gives the runs of `pairmix demo`, and its parameters are the options of that command; None if it has none.
@@ -96,6 +96,10 @@ class Experiment(Reported):
             config: of the run.
             folder: the user's copy of the data; without it the original is downloaded.
         """
+
+    def dataset_of(self, config: Any) -> Dataset | None:
+        """The files that a run reads."""
+        return self.dataset
 
     def completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         complete: Mapping[str, Any] = self.config.completed(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from itertools import product
 from typing import Annotated, Any
@@ -52,6 +53,20 @@ def whole_numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
             raise typer.BadParameter(
                 f"must be whole numbers of at least {least}, such as 1,2; got {reprlib.repr(word)}", param_hint=option
             )
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def positive_numbers(option: str, text: str) -> tuple[float, ...]:
+    """The numbers of a list such as 0.5,60."""
+    numbers = []
+    for word in words(option, text):
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise typer.BadParameter(f"must be numbers above 0, such as 0.5,60; got {word!r}", param_hint=option)
         numbers.append(number)
     return tuple(numbers)
 

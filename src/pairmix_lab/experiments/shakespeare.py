@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import torch
 import typer
-from torch import Tensor, nn
+from torch import nn
 
 from pairmix_lab import contenders
 from pairmix_lab.contenders import TRAINED, count_parameters
 from pairmix_lab.experiments import data, options
-from pairmix_lab.experiments.compared import Compared
 from pairmix_lab.experiments.experiment import Experiment, StartCase, StepCases
 from pairmix_lab.experiments.language_models import CELLS, LanguageModel, TorchRNN, generate
+from pairmix_lab.experiments.texts import TextConfig, TextTask
 from pairmix_lab.report import curves
 from pairmix_lab.report.cells import in_cell, spread
 from pairmix_lab.report.experiment import Case, Headline
@@ -34,7 +33,6 @@ from pairmix_lab.report.schema import LOSS, NAME, training
 from pairmix_lab.report.summary import headline, headline_case
 from pairmix_lab.report.tables import NamedTable, Table, number
 from pairmix_lab.report.timing import speedup, step_time
-from pairmix_lab.training.loop import Batch, cross_entropy
 
 DENSE, SPM = contenders.DENSE.label, contenders.SPM.label
 SHAKESPEARE = data.Dataset(
@@ -88,28 +86,24 @@ def inconsistent() -> list[tuple[str, Evaluated]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Compared):
+class Config(TextConfig):
     """The paper's settings.
 
     Attributes:
         layer: which map, of `TRAINED`.
         width: of the state.
         cell: `"rnn"` (Elman), `"gru"` or `"attention"`.
-        length: of a sequence, in bytes.
-        validation_batches: how many are looked at on the way; in the end it is the whole validation part.
     """
 
     experiment: str = "shakespeare"
     width: int = 4096
     cell: str = "rnn"
-    length: int = 128
     stages: int | None = 12
     steps: int = 2000
     batch: int = 32
     lr: float = 1e-3
     decay: str = "constant"
     validate_every: int = 200
-    validation_batches: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,51 +116,21 @@ class Config(Compared):
         return f"{self.cell}-{self.kind}-{self.width}-seed{self.seed}"
 
 
-class Task:
+class Task(TextTask):
     """Sequences of bytes from random places of the text; its last tenth is for validation."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
-        self.config = config
         text = read_shakespeare(data.fetch(SHAKESPEARE, "input.txt", folder))
         self.data = {"shakespeare/input.txt": data.sha256(text)}
-        split = int(0.9 * len(text))
-        self.train, self.valid = (
-            torch.frombuffer(bytearray(part), dtype=torch.uint8).long() for part in (text[:split], text[split:])
-        )
-        if len(self.valid) <= config.length:
-            raise ValueError(f"the text is too short: its validation part has {len(self.valid)} bytes")
+        super().__init__(config, *split(text))
 
     def build(self) -> nn.Module:
         return LanguageModel(self.config.make, self.config.width, self.config.cell)
 
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        return self.config.groups(model)
-
-    def batch(self, step: int) -> Batch:
-        return self._sequences(self.train, (self.config.seed, step))
-
-    @cached_property
-    def _validation(self) -> list[Batch]:
-        return [self._sequences(self.valid, (number,)) for number in range(self.config.validation_batches)]
-
-    def _sequences(self, text: Tensor, seed: tuple[int, ...]) -> Batch:
-        """Some from random places."""
-        # Not torch's generator: of a seed it takes the lowest 32 bits alone, which cannot hold a pair.
-        starts = np.random.default_rng(seed).integers(len(text) - self.config.length, size=(self.config.batch, 1))
-        places = torch.from_numpy(starts) + torch.arange(self.config.length + 1)
-        sequences = text[places]
-        return sequences[:, :-1], sequences[:, 1:]
-
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        return _nats_and_bits(model, self._validation)
-
     def conclude(self, model: nn.Module) -> dict[str, Any]:
         assert isinstance(model, LanguageModel)
-        length = self.config.length
-        whole = self.valid.unfold(0, length + 1, length)
-        parts = [*whole.split(self.config.batch), self.valid[None, len(whole) * length :]]
         return {
-            **_nats_and_bits(model, [(part[:, :-1], part[:, 1:]) for part in parts if part.shape[1] > 1]),
+            **self.validate_all(model),
             "mixer_parameters": count_parameters(model.mixer),
             "data": "tiny Shakespeare",
             "samples": [generate(model, b"\n", 500, seed).decode("latin-1") for seed in range(2)],
@@ -343,10 +307,10 @@ def read_shakespeare(path: Path) -> bytes:
     return text
 
 
-def _nats_and_bits(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
-    total = sum(float(cross_entropy(model(inputs), labels)) * labels.numel() for inputs, labels in batches)
-    nats = total / sum(labels.numel() for _, labels in batches)
-    return {"valid_loss": nats, "valid_bpc": nats / math.log(2)}
+def split(text: bytes) -> tuple[bytes, bytes]:
+    """The part to learn from, and the last tenth."""
+    place = int(0.9 * len(text))
+    return text[:place], text[place:]
 
 
 def _gap_at_equal_step(histories: Mapping[str, list[dict[int, float]]]) -> str:

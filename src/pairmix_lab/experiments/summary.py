@@ -24,9 +24,11 @@ def table(results: Path) -> Table | None:
             continue
         runs, (key, unit) = collect(found, [experiment]), experiment.measure
         for words, case in experiment.in_short.items():
-            cells[words, f"{case.width:,}"] = {
-                name: spread(outcomes(runs.of(case, name), key), unit=unit) for name in runs.contenders([case])
-            }
+            shown_here = runs.contenders([case])
+            if shown_here:
+                cells[words, f"{case.width:,}"] = {
+                    name: spread(outcomes(runs.of(case, name), key), unit=unit) for name in shown_here
+                }
     shown = [one.label for one in known if any(one.label in line for line in cells.values())]
     lines = [[*task, *(line.get(name, "-") for name in shown)] for task, line in cells.items()]
     return [["task", "n", *shown], *lines] if lines else None

@@ -100,6 +100,10 @@ class Reported(ABC):
         """The case of a config, or of a row of step times, which may lack the setting."""
         return Case(self.name, row["width"], row.get(self.setting) if self.setting is not None else None)
 
+    def timed_as(self, case: Case) -> Case:
+        """The case of the rows of step times that also hold for this one; the time of a step depends on less."""
+        return case._replace(setting=None)
+
     def order(self, case: Case) -> tuple[object, ...]:
         """By width; then settings that are numbers by size; then those that are text; studies by their axis."""
         known, setting = list(self.setting_order), case.setting

@@ -54,17 +54,22 @@ class Runs:
     def step_time(self, case: Case, contender: str) -> Row | None:
         """The time of a training step: of this case, or of its width in general."""
         contender = contenders.timed_as(contender)
-        return next((found for one in _timed_cases(case) if (found := self.steps.get((one, contender)))), None)
+        return next((found for one in self._timed_as(case) if (found := self.steps.get((one, contender)))), None)
 
     def only_timed(self, case: Case) -> list[str]:
         """The contenders whose steps were timed on a case, and that were not trained on it."""
-        cases, trained = _timed_cases(case), {contenders.timed_as(name) for name in self.at.get(case, {})}
+        cases, trained = self._timed_as(case), {contenders.timed_as(name) for name in self.at.get(case, {})}
         return distinct(name for timed, name in self.steps if timed in cases and name not in trained)
 
     def contenders(self, cases: Iterable[Case]) -> list[str]:
         """The contenders that ran on any of these cases, in the usual order."""
         found = distinct(name for case in cases for name in self.at.get(case, {}))
         return sorted(found, key=contenders.position)
+
+    def _timed_as(self, case: Case) -> tuple[Case, Case]:
+        """Where the time of a step of this case may stand: it depends on no study, and mostly on no setting."""
+        case = case._replace(study=None)
+        return case, next(one for one in self.experiments if one.name == case.experiment).timed_as(case)
 
 
 def collect(paths: Iterable[Path], experiments: Sequence[Reported]) -> Runs:
@@ -165,12 +170,6 @@ def _comparable(runs: Sequence[Run], experiment: Reported) -> list[Run]:
 
     chosen = max(alike.values(), key=merit)
     return [chosen[seed] for seed in sorted(chosen)]
-
-
-def _timed_cases(case: Case) -> tuple[Case, ...]:
-    """Where the time of a step of this case may stand: it depends on no study, and mostly on no setting."""
-    case = case._replace(study=None)
-    return case, case._replace(setting=None)
 
 
 def _steps(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from pairmix_lab import results
 from pairmix_lab.contenders import DENSE
+from pairmix_lab.report import schema
 from pairmix_lab.report.experiment import Case
 from pairmix_lab.report.runs import Runs
+from pairmix_lab.report.tables import Rows
 
 
 class Measured(NamedTuple):
@@ -41,6 +45,23 @@ def speedup(runs: Runs, case: Case, contender: str) -> Measured | None:
         return Measured(row["speedup"], tuple(row["speedup_iqr"]))
     dense, own = _of_training(runs, case, DENSE.label), _of_training(runs, case, contender)
     return Measured(dense.value / own.value, None) if dense and own else None
+
+
+def measured_steps(path: Path) -> Rows:
+    """What `pairmix bench steps` has written to a file.
+
+    Raises:
+        ValueError: for a file that is not there, or is not of `pairmix bench steps`.
+    """
+    try:
+        run = results.load(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read; `pairmix bench steps` makes such a file: {error}") from error
+    if run["config"].get("experiment") != schema.STEPS:
+        raise ValueError(f"{path} is not of `pairmix bench steps`")
+    schema.check(run, path, {schema.STEPS: schema.step_times({})})
+    rows: Rows = run["rows"]
+    return rows
 
 
 def _of_training(runs: Runs, case: Case, contender: str) -> Measured | None:

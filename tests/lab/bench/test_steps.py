@@ -16,11 +16,12 @@ from pairmix_lab.experiments.language_models import LanguageModel, TorchRNN
 LIMITS = {"dense_up_to": 8, "seconds": 0.0, "threads": (1,)}
 
 
-def tiny(teacher=(), agnews=(), shakespeare=(), **settings):
+def tiny(teacher=(), agnews=(), shakespeare=(), gpt=(), **settings):
     """Small widths of each experiment."""
-    widths = {"teacher": teacher, "agnews": agnews, "shakespeare": shakespeare}
+    widths = {"teacher": teacher, "agnews": agnews, "shakespeare": shakespeare, "gpt": gpt}
     cases = {name: replace(one, widths=widths[name]) for name, one in steps.all_cases().items()}
     cases["shakespeare"] = replace(cases["shakespeare"], settings={"cell": "rnn", **settings})
+    cases["gpt"] = replace(cases["gpt"], settings={"depth": 1, "length": 8} if gpt else {})
     return {"cases": cases, **LIMITS}
 
 
@@ -63,6 +64,14 @@ def test_only_the_elman_cell_is_compared_with_torchs(folder, cell):
     config = Config(**{**tiny(shakespeare=(64,), cell=cell), "dense_up_to": 64})
     rows = list(steps.run(config, folder))
     assert [(row["layer"], row["cell"]) for row in rows] == [("dense", cell), ("spm", cell), ("lowrank", cell)]
+
+
+def test_models_of_the_gpt_in_which_some_maps_are_dense_are_timed_too(folder):
+    rows = list(steps.run(Config(**{**tiny(gpt=(64,)), "dense_up_to": 64}), folder))
+    layers = ["dense", "spm", "companion", "lowrank", "monarch", "spm-dense-attention", "spm-dense-feed-forward"]
+    assert [row["layer"] for row in rows] == layers
+    assert {row["batch"] for row in rows} == {16}
+    assert [line[2] for line in steps.table(rows)[-2:]] == ["SPM, dense attention", "SPM, dense feed-forward"]
 
 
 def test_every_layer_takes_the_same_batch(folder, monkeypatch):
@@ -121,7 +130,7 @@ def test_command(folder, monkeypatch):
     saved = results.load(folder / "steps.json")
     assert saved["config"] == {
         **{"experiment": "steps", "keep_memory": False, "cell": "rnn", "dense_up_to": 8, "seconds": 0, "threads": [1]},
-        **{"teacher_widths": [8], "agnews_widths": [8, 16], "shakespeare_widths": [16]},
+        **{"teacher_widths": [8], "agnews_widths": [8, 16], "shakespeare_widths": [16], "gpt_widths": []},
     }
     assert {row["experiment"] for row in saved["rows"]} == {"teacher", "agnews", "shakespeare"}
     assert (folder / "steps.png").read_bytes().startswith(b"\x89PNG")

@@ -58,9 +58,15 @@ def valid_result(rng):
             lambda: synthetic.teacher(angle_std=rng.choice([0.0, 0.3, "uniform"]), block="rotation", pairing="other"),
             lambda: synthetic.agnews(rng.choice(["spm", "softmax"]), width=2048),
             lambda: synthetic.shakespeare(rng.choice(["spm", "dense"]), cell=rng.choice(["rnn", "gru"])),
+            lambda: synthetic.gpt(
+                rng.choice(["spm", "dense"]),
+                budget=rng.choice([None, 60.0]),
+                dense_maps=rng.choice(["", "qkv", "qkv,out"]),
+            ),
             lambda: synthetic.steps(
                 synthetic.step_time("teacher", "spm", 1.0, 2.0),
                 synthetic.step_time("shakespeare", "torch.nn.RNN", 1.0, width=4096, batch=32, cell="rnn", threads=2),
+                synthetic.step_time("gpt", "spm", 1.0, 2.0, batch=16),
             ),
         ]
     )()
@@ -149,6 +155,7 @@ def check(seed, root, draw=False):
     """
     files, out = root / "deep" / "runs", root / "deep" / "out"
     others = [synthetic.teacher("dense"), synthetic.agnews("dense", width=2048), synthetic.shakespeare("dense")]
+    others += [synthetic.gpt("dense", budget=budget) for budget in (60.0, 600.0)]
     synthetic.write(files, *random.Random(seed).choice([[], others[:1], others]))
     (files / "bad.json").write_text(make_text(seed), "utf-8", errors="surrogatepass")
     before = set(root.rglob("*"))

@@ -77,6 +77,20 @@ def shakespeare(layer="spm", *, bpc=3.0, ms=100.0, width=4096, seed=0, steps=400
     )
 
 
+def gpt(layer="spm", *, loss=2.0, ms=20.0, width=256, seed=0, steps=1000, **changes):
+    """A run of the GPT. `changes` are of its config; the loss falls in a line to what it is in the end."""
+    config = {"experiment": "gpt", "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 16}
+    config |= {"lr": 0.002, "block": "general", "stages": None, "length": 128, "depth": 4, "text": "shakespeare"}
+    config |= {"tied": False, "dense_maps": "", "budget": None, **changes}
+    rows = [
+        {"step": step, "train_loss": value - 0.1, "ms_per_step": ms, "valid_loss": value}
+        for step, value in ((max(1, part * steps // 4), loss + 4 - part) for part in range(5))
+    ]
+    outcome = {"parameters": 12 * width * width, "mixer_parameters": width * width, "ms_per_step": ms, "step": steps}
+    outcome |= {"data": "tiny Shakespeare", "valid_loss": loss, "valid_bpc": loss / math.log(2), "samples": ["To be"]}
+    return result(config, rows, outcome, command=f"pairmix train gpt --layers {layer}")
+
+
 def step_time(experiment, layer, ms, speedup=None, *, width=256, batch=256, **more):
     row = {"experiment": experiment, "width": width, "layer": layer, "batch": batch, "ms": ms, "samples": 20, **more}
     row["ms_iqr"] = [0.9 * ms, 1.1 * ms]
@@ -140,6 +154,15 @@ def everything():
         for cell in ("rnn", "gru")
         for layer, bpc, ms, length in (("dense", 3.1, 20000.0, 400), ("spm", 2.9, 400.0, 2000))
     ]
+    runs += [
+        gpt(layer, loss=loss - budget / 1000 - 0.1 * (width > 128), ms=ms, budget=budget, width=width, **more)
+        for budget in (60.0, 600.0)
+        for width in (128, 256)
+        for layer, loss, ms, more in (
+            *(("dense", 2.3, 40.0, {}), ("spm", 2.2, 20.0, {}), ("spm", 2.1, 30.0, {"dense_maps": "qkv,out"})),
+            *(("lowrank", 2.4, 20.0, {}), ("dense", 2.8, 40.0, {"text": "agnews", "tied": True})),
+        )
+    ]
     runs.append(
         steps(
             step_time("teacher", "dense", 2.0, 1.0),
@@ -148,6 +171,9 @@ def everything():
             step_time("agnews", "spm", 2.0, 32, width=2048),
             step_time("shakespeare", "dense", 20000, 1.0, width=4096, batch=32, cell="gru"),
             step_time("shakespeare", "spm", 400, 50, width=4096, batch=32, cell="gru"),
+            step_time("gpt", "dense", 40, 1.0, batch=16),
+            step_time("gpt", "spm", 20, 2.0, batch=16),
+            step_time("gpt", "spm-dense-attention", 30, 1.33, batch=16),
         )
     )
     return runs

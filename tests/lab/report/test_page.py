@@ -3,7 +3,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from synthetic import agnews, everything, shakespeare, steps, teacher
+from synthetic import agnews, everything, gpt, shakespeare, steps, teacher
 
 from pairmix_lab.report import page
 
@@ -47,6 +47,7 @@ SUBSETS = {
     "variants only": [teacher(block="rotation", pairing="other", angle_std="uniform", width=3)],
     "an unknown layer": [agnews("circulant"), shakespeare("circulant", cell="lstm")],
     "without teacher": [agnews("dense"), shakespeare("spm", width=64)],
+    "a GPT without its rivals": [gpt("spm", dense_maps="up,down"), gpt("spm", budget=60.0, tied=True)],
     "with a file of no step times": [teacher(), steps()],
 }
 
@@ -55,7 +56,7 @@ SUBSETS = {
 def test_any_subset_makes_a_page(written, runs):
     html = written(*runs)
     ran = {run["config"]["experiment"] for run in runs} - {"steps"}
-    assert {tag["id"] for tag in Tags(html).all("section")} & {"teacher", "agnews", "shakespeare"} == ran
+    assert {tag["id"] for tag in Tags(html).all("section")} & {"teacher", "agnews", "shakespeare", "gpt"} == ran
     assert len(Tags(html).all("img")) >= 2 * len(ran)
 
 
