@@ -97,6 +97,10 @@ class Config(TextConfig):
         if self.budget is not None and not 0 < self.budget < math.inf:
             raise ValueError(f"budget must be above 0 seconds, or None, got {self.budget}")
 
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(config)  # no older version had this experiment
+
     @property
     def name(self) -> str:
         """What its files are called."""

@@ -128,7 +128,7 @@ class TestMemory:
         assert memory.bytes_kept(make_layer(), self.x) == self.x.nbytes
 
     def test_what_is_computed_on_the_way_counts(self):
-        assert memory.bytes_kept(LowRank(64, 8), self.x) == self.x.nbytes + 32 * 8 * 4
+        assert memory.bytes_kept(LowRank(64, 64, 8), self.x) == self.x.nbytes + 32 * 8 * 4
 
     def test_peak_grows_by_what_training_needs(self):
         layer, size = partial(nn.Linear, 2048, 2048), 2048 * 2048 * 4

@@ -207,7 +207,7 @@ def test_in_short(tmp_path):
     assert summary.table(tmp_path) is None  # not the case that is shown
     write(tmp_path / "gpt", *(gpt(layer, budget=600.0, width=512) for layer in ("dense", "spm")))
     bits = f"{2 / math.log(2):.2f}"
-    assert summary.table(tmp_path) == [["task", "n", "dense", "low rank", "SPM"], [name, "512", bits, "-", bits]]
+    assert summary.table(tmp_path) == [["task", "n", "dense", "SPM"], [name, "512", bits, bits]]
 
 
 def test_words_for_the_terminal():

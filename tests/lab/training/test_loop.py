@@ -71,13 +71,19 @@ def test_constant_decay_is_none():
 
 def test_every_step_is_taken_with_its_rate_also_after_a_stop(tmp_path):
     rates = []
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+
+    def note(optimizer, *_):
+        rates.append([(group["lr"], group["lr_scale"]) for group in optimizer.param_groups])
+
+    hook = register_optimizer_step_pre_hook(note)
     try:
         stop_at(17, teacher.Task(CONFIG), tmp_path)
         train(teacher.Task(CONFIG), tmp_path, resume=True)
     finally:
         hook.remove()
-    assert rates == [CONFIG.lr_at(step) for step in range(1, 41)]
+    scales = [scale for _, scale in rates[0]]
+    assert len(set(scales)) > 1
+    assert rates == [[(CONFIG.lr_at(step) * scale, scale) for scale in scales] for step in range(1, 41)]
 
 
 @pytest.mark.parametrize(
