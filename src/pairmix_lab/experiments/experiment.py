@@ -43,14 +43,14 @@ class StartCase:
 
     Attributes:
         name: in the tables; no two cases have the same, and there is no comma in it.
-        lrs: the learning rates to try; every start gets the best of its own.
         settings: of the config, where they are not the default.
+        lrs: the learning rates to try; every start gets the best of its own.
         widths: each is compared on its own.
     """
 
     name: str
-    lrs: tuple[float, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
     widths: tuple[int, ...] = (256, 1024)
 
 

@@ -43,7 +43,6 @@ from pairmix_lab.report.schema import NOT_NEGATIVE, Value
 from pairmix_lab.report.tables import NamedTable, Row, Table
 from pairmix_lab.training.loop import LARGEST_SIZE, Batch
 
-LRS = (3e-4, 1e-3, 3e-3, 1e-2)  # with which starts are compared
 PAIRINGS = {"same": "the teacher's", "other": "random ones"}
 MODELS = ("plain", "residual")
 ANGLE = Value(f'"{UNIFORM}" or {NOT_NEGATIVE.words}', lambda value: value == UNIFORM or NOT_NEGATIVE.holds(value))
@@ -223,9 +222,9 @@ class TeacherExperiment(Classification):
     }
     step_cases = StepCases(widths=(256, 512, 1024, 2048))
     start_cases = (
-        StartCase("teacher near the identity", LRS, {"steps": 800}),
-        StartCase("teacher far from the identity", LRS, {"steps": 800, "angle_std": UNIFORM}),
-        StartCase("MLP with residual branches", LRS, {"steps": 300, "angle_std": UNIFORM, "model": "residual"}),
+        StartCase("teacher near the identity", {"steps": 800}),
+        StartCase("teacher far from the identity", {"steps": 800, "angle_std": UNIFORM}),
+        StartCase("MLP with residual branches", {"steps": 300, "angle_std": UNIFORM, "model": "residual"}),
     )
     paper = {  # noqa: RUF012
         256: {DENSE: Classified(0.7730, 2.775), SPM: Classified(0.9941, 5.396)},
