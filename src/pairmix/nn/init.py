@@ -33,11 +33,13 @@ def identity_(angles: Tensor) -> Tensor:
 
 
 INITS: dict[str, Callable[[Tensor], Tensor]] = {
-    "near_identity": near_identity_,
-    "random_rotation": random_rotation_,
     "hadamard": hadamard_,
+    "random_rotation": random_rotation_,
+    "near_identity": near_identity_,
     "identity": identity_,
 }
+DEFAULT = "hadamard"
+"""Of a layer in the place of a dense one."""
 
 
 def coefficients(angles: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class SPMLinear(nn.Module):
         stages: int | None = None,
         schedule: str | Schedule = "butterfly",
         residual: str = "scale",
-        init: str | Callable[[Tensor], Any] = "hadamard",
+        init: str | Callable[[Tensor], Any] = initial.DEFAULT,
         gain: float = 1.0,
         rank: int = 0,
         width: int | None = None,

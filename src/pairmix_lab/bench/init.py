@@ -19,7 +19,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pairmix.nn.init import INITS
+from pairmix.nn.init import DEFAULT, INITS
 from pairmix_lab import contenders, experiments
 from pairmix_lab.bench.jobs import Finished, processes, submitted
 from pairmix_lab.bench.pictures import column
@@ -306,6 +306,28 @@ def accuracies(rows: Rows) -> Table:
     return _by_start([row for row in rows if row["case"] in classify], _each(_accuracy))
 
 
+def transfer(rows: Rows) -> Table:
+    """How SPM, from its default start, does with the best rate of the dense layer, beside its own best rate."""
+    header = ["case", "n", "rate: dense", "rate: SPM", "loss of SPM: dense's rate", "loss of SPM: own rate", "ratio"]
+    lines = []
+    for (case, width), by_label in _lines(rows).items():
+        dense = [row for own in by_label.values() for row in own if row["layer"] == DENSE.key]
+        spm = [row for own in by_label.values() for row in own if _is_default(row)]
+        chosen = next((row for row in spm if row["chosen"]), None)
+        best = next((row["lr"] for row in dense if row["chosen"]), None)
+        at_dense = next((row for row in spm if chosen and (row["lr"], row["seed"]) == (best, chosen["seed"])), None)
+        if chosen is None or at_dense is None or at_dense["valid_loss"] is None:
+            continue
+        losses = at_dense["valid_loss"], chosen["valid_loss"]
+        cells = [f"{best:g}", f"{chosen['lr']:g}", *(f"{loss:.3f}" for loss in losses), f"{losses[0] / losses[1]:.3f}"]
+        lines.append([case, f"{width:,}", *cells])
+    return [header, *lines]
+
+
+def _is_default(row: Row) -> bool:
+    return bool((row["layer"], row["init"], row["block"]) == (SPM.key, DEFAULT, "general"))
+
+
 def rates(rows: Rows) -> Table:
     """The learning rate of every start."""
     return _by_start(rows, _each(_rate))
@@ -335,4 +357,10 @@ def picture(rows: Rows) -> Figure:
     return figure
 
 
-TABLES = {"init": summary, "init-accuracy": accuracies, "init-rates": rates, "init-starts": table}
+TABLES = {
+    "init": summary,
+    "init-accuracy": accuracies,
+    "init-rates": rates,
+    "init-starts": table,
+    "init-transfer": transfer,
+}

@@ -20,7 +20,7 @@ from torch import nn
 from pairmix_lab import contenders
 from pairmix_lab.experiments import agnews, data, equal_time, options, shakespeare
 from pairmix_lab.experiments.equal_time import SECONDS, STEPS, Setting
-from pairmix_lab.experiments.experiment import Experiment, StepCases
+from pairmix_lab.experiments.experiment import Experiment, StartCase, StepCases
 from pairmix_lab.experiments.language_models import HEAD
 from pairmix_lab.experiments.texts import TextConfig, TextTask
 from pairmix_lab.experiments.transformer import GPT, MAPS, generate
@@ -208,6 +208,9 @@ class GPTExperiment(Experiment):
         )
     }
     step_cases = StepCases(widths=WIDTHS, layers=LAYERS, seconds=2, others=_hybrids)
+    start_cases = (
+        StartCase("GPT", {"depth": 2, "steps": 300, "warmup": 15, "batch": 8, "length": 64}, (1e-3, 2e-3, 4e-3, 8e-3)),
+    )
 
     def configs(
         self,
