@@ -108,8 +108,13 @@ class Config:
 
 def hashes(config: Config, folder: Path | None = None) -> dict[str, str]:
     """The hashes of the files that the experiments read."""
-    datasets = {one.dataset.name: one.dataset for one, _ in config.cases if one.dataset is not None}
-    return {name: value for one in datasets.values() for name, value in data.hashes(one, folder).items()}
+    return {name: value for read in _read(config, folder).values() for name, value in read.items()}
+
+
+def _read(config: Config, folder: Path | None) -> dict[str, dict[str, str]]:
+    """The hashes of the files that each experiment reads, by its name."""
+    chosen = {experiment.name: experiment.dataset for experiment, _ in config.cases}
+    return {name: {} if one is None else data.hashes(one, folder) for name, one in chosen.items()}
 
 
 def run(
@@ -132,27 +137,25 @@ def run(
         ValueError: if one of the processes was killed.
     """
     first, *others = config.seeds
-    read = hashes(config, folder)
+    read = _read(config, folder)
     outcomes: dict[Compared, Outcome] = {}
-
-    def described(one: Compared) -> dict[str, Any]:
-        return {"config": asdict(one), "data": read}
 
     def train(pool: ProcessPoolExecutor, runs: Iterable[tuple[Experiment, Compared]]) -> None:
         missing = []
         for experiment, one in runs:
-            if described(one) in finished:
-                outcomes[one] = finished[described(one)]
+            described = {"config": asdict(one), "data": read[experiment.name]}
+            if described in finished:
+                outcomes[one] = finished[described]
                 on_run()
             else:
-                missing.append((experiment, one, folder))
-        futures = submitted(pool, trained, missing)
-        waiting = {future: one for future, (_, one, _) in zip(futures, missing, strict=True)}
+                missing.append((experiment, one, described))
+        futures = submitted(pool, trained, ((experiment, one, folder) for experiment, one, _ in missing))
+        waiting = dict(zip(futures, missing, strict=True))
         while waiting:
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                one = waiting.pop(future)
+                _, one, described = waiting.pop(future)
                 outcomes[one] = future.result()
-                finished.add(described(one), outcomes[one])
+                finished.add(described, outcomes[one])
                 on_run()
 
     def losses(one: Candidate) -> dict[float, float | None]:

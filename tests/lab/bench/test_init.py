@@ -214,6 +214,11 @@ def test_other_data_makes_another_run(part, data, here):
     (data / "shakespeare" / "input.txt").write_bytes(bytes(range(255, -1, -1)) * 10)
     init.run(config, Finished(part, resume=True), data)
     assert len(here) == 10
+    more = grid((teacher.EXPERIMENT, NEAR), *config.cases, seeds=(0,))  # which read other files, or none
+    init.run(more, Finished(part, resume=True), data)
+    assert len(here) == 20
+    init.run(grid(seeds=(0,)), Finished(part, resume=True))
+    assert len(here) == 20
 
 
 @pytest.mark.parametrize("tail", ['{"run": {"n": 2}, "outc', '{"run": {"n": 2}}', "[]", "\udcff"])
