@@ -248,6 +248,8 @@ CONTENDERS = (
 
 TRAINED = tuple(one.key for one in (DENSE, SPM, COMPANION, LOW_RANK, MONARCH, IDENTITY))
 """The keys of the layers that an experiment can train."""
+RANKED = tuple(one.key for one in (COMPANION, LOW_RANK))
+"""The keys of the layers that have a rank."""
 TIMED = tuple(one.key for one in (DENSE, SPM, LOW_RANK, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE))
 """The keys of the layers that the benchmarks of the operator time."""
 VARIANT_SETTINGS = frozenset(name for contender in CONTENDERS for name in contender.settings)

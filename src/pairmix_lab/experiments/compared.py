@@ -48,6 +48,9 @@ class Compared(Recipe):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, or None, got {value}")
 
+        if self.rank is not None and self.layer not in contenders.RANKED:
+            raise ValueError(f"rank is for the layers {', '.join(contenders.RANKED)}, got {self.rank} for {self.layer}")
+
     def make(self, out_features: int | None = None, in_features: int | None = None, **more: Any) -> nn.Module:
         """The layer, from and onto `width` features if nothing else is said."""
         options: dict[str, Any] = {"block": self.block, "stages": self.stages, **more}

@@ -28,6 +28,9 @@ Inits = Annotated[str, typer.Option(help=f"Where SPM starts, of {', '.join(INITS
 LayerRate = Annotated[
     float | None, typer.Option(help="What the learning rate of SPM is multiplied by; chosen by its size if not given.")
 ]
+Rank = Annotated[
+    int | None, typer.Option(min=1, help="The rank of low-rank layers; as many parameters as SPM if not given.")
+]
 WeightDecay = Annotated[float, typer.Option(help="The weight decay of matrices.")]
 
 
@@ -77,6 +80,8 @@ def grid(config: type[Any], **options: Any) -> list[Any]:
     for values in product(*(value if isinstance(value, tuple) else (value,) for value in options.values())):
         chosen = dict(zip(options, values, strict=True))
         without_effect = contenders.VARIANT_SETTINGS - contenders.settings_of(chosen["layer"])
+        if chosen["layer"] not in contenders.RANKED:
+            without_effect |= {"rank"}
         chosen = {name: value for name, value in chosen.items() if name not in without_effect}
         try:
             configs.append(config(**chosen))

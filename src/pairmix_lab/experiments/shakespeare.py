@@ -180,6 +180,9 @@ class ShakespeareExperiment(Experiment):
         steps: options.Steps = Config.steps,
         batch: options.BatchSize = Config.batch,
         lr: options.Rate = Config.lr,
+        inits: options.Inits = Config.init,
+        rank: options.Rank = Config.rank,
+        layer_rate: options.LayerRate = Config.layer_rate,
     ) -> list[Config]:
         return options.grid(
             Config,
@@ -193,6 +196,9 @@ class ShakespeareExperiment(Experiment):
             steps=steps,
             batch=batch,
             lr=lr,
+            init=options.words("--inits", inits, options.INITS),
+            rank=rank,
+            layer_rate=layer_rate,
         )
 
     def task(self, config: Config, folder: Path | None = None) -> Task:

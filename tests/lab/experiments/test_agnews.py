@@ -242,6 +242,21 @@ def test_every_config_of_a_grid_has_a_name_of_its_own():
     assert len({config.name for config in configs}) == len(configs) == 2 * 2 * (len(MODELS) + 1)
 
 
+def test_only_layers_with_a_rank_get_one():
+    configs = grid(Config, layer=("dense", "spm", "lowrank", "companion"), rank=3)
+    assert {config.layer: config.rank for config in configs} == {
+        "dense": None,
+        "spm": None,
+        "lowrank": 3,
+        "companion": 3,
+    }
+    assert {config.name for config in configs} == {
+        "dense-2048-seed0", "spm-2048-seed0", "lowrank-rank3-2048-seed0", "companion-rank3-2048-seed0",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="rank is for the layers companion, lowrank, got 3 for spm"):
+        Config(layer="spm", rank=3)
+
+
 def test_an_unknown_layer_is_refused():
     with pytest.raises(ValueError, match=r"'softmax'.* got 'sparse'"):
         Config(layer="sparse")
