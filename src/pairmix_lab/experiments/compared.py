@@ -47,7 +47,6 @@ class Compared(Recipe):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, or None, got {value}")
-
         if self.rank is not None and self.layer not in contenders.RANKED:
             raise ValueError(f"rank is for the layers {', '.join(contenders.RANKED)}, got {self.rank} for {self.layer}")
 
