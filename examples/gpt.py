@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pairmix import SPMTransformerEncoderLayer
+from pairmix import SPMTransformerEncoderLayer, param_groups
 
 
 class GPT(nn.Module):
@@ -53,7 +53,7 @@ def main() -> None:
     data = torch.tensor([alphabet.index(character) for character in text])
     pieces = data.unfold(0, args.context + 1, 1)
     model = GPT(args.layer, len(alphabet), args.context, args.width, args.depth)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.AdamW(param_groups(model, lr=args.lr, weight_decay=0.01))
     print(f"{args.layer}: {sum(p.numel() for p in model.parameters()):,} parameters")
 
     start = time.perf_counter()

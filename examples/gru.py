@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from pairmix import SPMGRU
+from pairmix import SPMGRU, param_groups
 
 
 class Reader(nn.Module):
@@ -49,7 +49,7 @@ def main() -> None:
     test, train = order.split([len(order) // 4, len(order) - len(order) // 4])
 
     model = Reader(args.layer, args.width)
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.Adam(param_groups(model, lr=args.lr))
     print(f"{args.layer}: {sum(p.numel() for p in model.parameters()):,} parameters")
 
     def accuracy() -> float:

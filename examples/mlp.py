@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from pairmix import SPMLinear
+from pairmix import SPMLinear, param_groups
 
 
 def arguments() -> argparse.Namespace:
@@ -40,7 +40,7 @@ def main() -> None:
         nn.ReLU(),
         nn.Linear(args.width, 10),
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.Adam(param_groups(model, lr=args.lr))
     print(f"{args.layer}: {sum(p.numel() for p in model.parameters()):,} parameters")
 
     def accuracy() -> float:
