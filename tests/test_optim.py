@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pairmix import SPMGRU, SPMLinear, SPMTransformerEncoderLayer, param_groups
-from pairmix.optim import MIXING, rate_scale
+from pairmix.optim import spm_rate
 
 
 class Model(nn.Module):
@@ -39,11 +39,11 @@ def test_rates_and_decay():
     model = Model()
     groups = named(param_groups(model, 1e-3, 0.1), model)
     assert groups.keys() == {name for name, _ in model.named_parameters()}
-    scale = rate_scale(model.mixer)
+    rate = spm_rate(model.mixer, 1e-3)
     for name, group in groups.items():
-        mixes = name in {f"mixer.{parameter}" for parameter in MIXING}
-        assert group["lr"] == pytest.approx(1e-3 * (scale if mixes else 1)), name
-        assert group["lr_scale"] == (scale if mixes else 1), name
+        mixes = name.removeprefix("mixer.") in ("coeffs", "d_in", "d_out", "bias")
+        assert group["lr"] == (rate if mixes else 1e-3), name
+        assert group["lr_scale"] == pytest.approx(rate / 1e-3 if mixes else 1), name
         decays = name in ("table.weight", "mixer.down", "mixer.up")
         assert group["weight_decay"] == (0.1 if decays else 0), name
 
@@ -74,12 +74,21 @@ def test_frozen_parameters_are_left_out_and_said():
 
 
 def test_the_rule():
-    scales = [rate_scale(SPMLinear(n, n)) for n in (256, 1024, 4096)]
-    assert scales == sorted(scales)
-    assert rate_scale(SPMLinear(1024, 1024, stages=40)) == pytest.approx(rate_scale(SPMLinear(1024, 1024)) / 2)
-    assert rate_scale(SPMLinear(256, 1024, stages=10)) == rate_scale(SPMLinear(1024, 256, stages=10))
-    assert rate_scale(SPMLinear(8, 8, stages=0)) == rate_scale(SPMLinear(1, 1)) == 0.5
-    assert rate_scale(SPMLinear(1024, 1024), "sgd") == 1024 / 20
+    def scale(*features, lr=1e-4, **options):
+        return spm_rate(SPMLinear(*features, **options), lr) / lr
+
+    assert [scale(n, n) for n in (256, 1024, 4096)] == pytest.approx([3.02, 10.8, 39.4], rel=0.01)
+    assert scale(1024, 1024, stages=40) == pytest.approx(scale(1024, 1024, stages=10) / 2)
+    assert scale(256, 1024) == pytest.approx(scale(1024, 256))
+    assert scale(8, 8, stages=0) == scale(8, 8, stages=1)
+    assert spm_rate(SPMLinear(1024, 1024), 1e-3, "sgd") == 1e-3 * 1024 / 20
+
+
+def test_no_rate_is_so_large_that_it_diverges():
+    layer = SPMLinear(4096, 4096, stages=16)
+    assert spm_rate(layer, 1e-2) == spm_rate(layer, 1.0) == 0.06 / 4
+    (group,) = param_groups(layer, 1e-2)
+    assert group["lr_scale"] == pytest.approx(1.5)
 
 
 def test_what_is_printed():
@@ -155,7 +164,7 @@ distributed.destroy_process_group()
 def test_wrapped_models(wrapper):
     done = subprocess.run([sys.executable, "-c", WRAPPED, wrapper], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[('SPM, width 64, 6 stages', 3), ('matrices', 1), ('vectors and scalars', 2)]"
+    assert done.stdout.strip() == "[('SPM, width 64, 6 stages', 4), ('matrices', 1), ('vectors and scalars', 1)]"
 
 
 @pytest.mark.parametrize(

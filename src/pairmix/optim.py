@@ -11,8 +11,7 @@ from torch import nn
 
 from pairmix.nn import SPMLinear
 
-MIXING = ("coeffs", "angles", "d_in", "d_out", "residual_scale")
-"""The parameters of an SPM layer that mix: products of small matrices, which neither decay nor have a dense rate."""
+_MATRICES = ("down", "up")  # of an SPM layer: its low-rank map is dense, all other parameters have SPM's own rate
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -49,7 +48,7 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float = 0.0, *, opti
     """Groups with which the learning rate of a dense model suits the same model with SPM layers.
 
     The numbers of a stage's blocks are of the size of one, whatever the width, and far fewer than those of a dense
-    matrix: at the dense layer's rate they hardly move. Their rate is `lr` times `rate_scale`. They do not decay: a
+    matrix: at the dense layer's rate they hardly move. The rate of an SPM layer is `spm_rate`. It does not decay: a
     product of L stages would shrink L times as fast as a matrix. All other parameters have the rate `lr`, and of them
     only matrices decay.
 
@@ -69,10 +68,10 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float = 0.0, *, opti
         >>> groups = param_groups(model, lr=1e-3, weight_decay=0.1)
         >>> optimizer = torch.optim.AdamW(groups)
         >>> groups
-        rate     times lr  decay  tensors  numbers  what
-        0.00711  7.11      0      3        22,528   SPM, width 1,024, 10 stages
-        0.001    1         0      2        1,034    vectors and scalars
-        0.001    1         0.1    1        10,240   matrices
+        rate    times lr  decay  tensors  numbers  what
+        0.0108  10.8      0      4        23,552   SPM, width 1,024, 10 stages
+        0.001   1         0.1    1        10,240   matrices
+        0.001   1         0      1        10       vectors and scalars
     """
     if optimizer not in ("adam", "sgd"):
         raise ValueError(f"optimizer must be 'adam' or 'sgd', got {optimizer!r}")
@@ -80,41 +79,41 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float = 0.0, *, opti
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be a number of at least 0, got {value}")
     result, by_key = ParamGroups(), dict[tuple[str, float], dict[str, Any]]()
-    for parameter, name, scale in _sorted(model, optimizer):
+    for parameter, name, rate in _sorted(model, lr, optimizer):
         if not parameter.requires_grad:
             result.frozen += 1
             continue
         decay = weight_decay if name == "matrices" else 0.0
-        new = {"params": [], "lr": lr * scale, "weight_decay": decay, "lr_scale": scale, "name": name}
-        by_key.setdefault((name, scale), new)["params"].append(parameter)
+        new = {"params": [], "lr": rate, "weight_decay": decay, "lr_scale": rate / lr if lr else 1.0, "name": name}
+        by_key.setdefault((name, rate), new)["params"].append(parameter)
     result.extend(by_key.values())
     return result
 
 
-def rate_scale(layer: SPMLinear, optimizer: str = "adam") -> float:
-    """What the rate of a dense layer is multiplied by for the SPM layer in its place.
+def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam") -> float:
+    """The learning rate of an SPM layer in the place of a dense one whose best rate is `lr`.
 
-    For Adam and its kin `m / (45 sqrt(L))`, where m is the smaller of the numbers of features and L that of stages, but
-    at least one half. The best rate of a dense layer falls with its width; that of an SPM layer does not, but falls
-    with its depth. The form and the constant were found by measuring: see docs/training.md.
+    For Adam and its kin `min(lr m / 30, 0.06) / sqrt(L)`, where m is the smaller of the numbers of features and L that
+    of stages. The best rate of a dense layer falls with its width; that of an SPM layer does not, but falls with its
+    depth, and above the bound it diverges. For SGD `lr m / (2 L)`: the same step then changes the outputs of both by as
+    much. Form and constants were found by measuring: see docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
-        return features / (2 * stages)
-    return max(0.5, features / (45 * math.sqrt(stages)))
+        return lr * features / (2 * stages)
+    return min(lr * features / 30, 0.06) / math.sqrt(stages)
 
 
-def _sorted(model: nn.Module, optimizer: str) -> Iterator[tuple[nn.Parameter, str, float]]:
-    """Every parameter once, with the name of its group and what its rate is multiplied by."""
+def _sorted(model: nn.Module, lr: float, optimizer: str) -> Iterator[tuple[nn.Parameter, str, float]]:
+    """Every parameter once, with the name of its group and its rate."""
     seen = set[torch.Tensor]()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:
                 continue
             seen.add(parameter)
-            if isinstance(module, SPMLinear) and name in MIXING:
+            if isinstance(module, SPMLinear) and name not in _MATRICES:
                 what = f"SPM, width {module.width:,}, {module.stages} stages"
-                yield parameter, what, rate_scale(module, optimizer)
+                yield parameter, what, spm_rate(module, lr, optimizer)
             else:
-                is_matrix = parameter.dim() >= 2 and not (isinstance(module, SPMLinear) and name == "bias")
-                yield parameter, "matrices" if is_matrix else "vectors and scalars", 1.0
+                yield parameter, "matrices" if parameter.dim() >= 2 else "vectors and scalars", lr
