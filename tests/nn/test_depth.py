@@ -22,7 +22,7 @@ CASES = [
 OPTIMIZERS = [
     torch.optim.Adam,
     lambda parameters: torch.optim.Adam(parameters, fused=True),
-    lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    lambda parameters: torch.optim.SGD(parameters, 1e-3, momentum=0.9),
 ]
 
 

@@ -259,7 +259,7 @@ class SPMLinear(nn.Module):
         """
         if not tolerance >= 0:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
-        far = (depth.distances_from_identity(self) > tolerance).tolist()
+        far = (~(depth.distances_from_identity(self) <= tolerance)).tolist()  # a stage with NaN is no identity
         left = [stage for stage in range(self.stages) if far[stage]]
         depth.change_stages_(self, lambda values, start: values[left], optimizer)
         self.schedule = self.schedule.only(left)
