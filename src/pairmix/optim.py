@@ -95,8 +95,8 @@ def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam") -> float:
 
     For Adam and its kin `min(lr m / 30, 0.06) / sqrt(L)`, where m is the smaller of the numbers of features and L that
     of stages. The best rate of a dense layer falls with its width; that of an SPM layer does not, but falls with its
-    depth, and larger rates than the bound often diverged. For SGD `lr m / (2 L)`: the same step then changes the outputs of both by as
-    much. Adam's constants were fitted in short runs: see docs/training.md.
+    depth, and larger rates than the bound often diverged. For SGD `lr m / (2 L)`: the same step then changes the
+    outputs of both by as much. Adam's constants were fitted in short runs: see docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
