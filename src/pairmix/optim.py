@@ -11,6 +11,7 @@ from torch import nn
 
 from pairmix.nn import SPMLinear
 
+_MATRIX, _EMBEDDING = "matrices", "embeddings"
 _MATRICES = ("down", "up")  # of an SPM layer: its low-rank map is dense, all other parameters have SPM's own rate
 
 
@@ -44,13 +45,21 @@ class ParamGroups(list[dict[str, Any]]):
         return "\n".join(rows + [f"frozen, in no group: {self.frozen} tensors"] * (self.frozen > 0))
 
 
-def param_groups(model: nn.Module, lr: float, weight_decay: float = 0.0, *, optimizer: str = "adam") -> ParamGroups:
+def param_groups(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    optimizer: str = "adam",
+    embedding_scale: float | None = None,
+) -> ParamGroups:
     """Groups with which the learning rate of a dense model suits the same model with SPM layers.
 
     The numbers of a stage's blocks are of the size of one, whatever the width, and far fewer than those of a dense
     matrix: at the dense layer's rate they hardly move. The rate of an SPM layer is `spm_rate`. It does not decay: a
-    product of L stages would shrink L times as fast as a matrix. All other parameters have the rate `lr`, and of them
-    only matrices decay.
+    product of L stages would shrink L times as fast as a matrix. The wider a dense model, the smaller the rate that it
+    bears; embeddings had to follow, and without dense layers they have the rate `embedding_rate`. All other parameters
+    have the rate `lr`. Of embeddings and the others only matrices decay. A model without SPM layers has one rate.
 
     Each group has an entry `lr_scale`. Schedulers of torch keep the ratios of the groups' rates; a loop that sets rates
     by hand must do so too: `group["lr"] = lr * group["lr_scale"]`.
@@ -62,6 +71,8 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float = 0.0, *, opti
         weight_decay: of matrices.
         optimizer: `"adam"` for one whose steps do not depend on the size of the gradient, such as Adam, AdamW or Lion;
             `"sgd"` for one whose steps do.
+        embedding_scale: what the rate of `nn.Embedding` and `nn.EmbeddingBag` is multiplied by; None for what
+            `embedding_rate` says, 1 to train them like the other matrices.
 
     Examples:
         >>> model = nn.Sequential(SPMLinear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
@@ -75,15 +86,16 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float = 0.0, *, opti
     """
     if optimizer not in ("adam", "sgd"):
         raise ValueError(f"optimizer must be 'adam' or 'sgd', got {optimizer!r}")
-    for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-        if not 0 <= value < math.inf:
+    given = {"lr": lr, "weight_decay": weight_decay, "embedding_scale": embedding_scale}
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name} must be a number of at least 0, got {value}")
     result, by_key = ParamGroups(), dict[tuple[str, float], dict[str, Any]]()
-    for parameter, name, rate in _sorted(model, lr, optimizer):
+    for parameter, name, rate in _sorted(model, lr, optimizer, embedding_scale):
         if not parameter.requires_grad:
             result.frozen += 1
             continue
-        decay = weight_decay if name == "matrices" else 0.0
+        decay = weight_decay if name in (_MATRIX, _EMBEDDING) else 0.0
         new = {"params": [], "lr": rate, "weight_decay": decay, "lr_scale": rate / lr if lr else 1.0, "name": name}
         by_key.setdefault((name, rate), new)["params"].append(parameter)
     result.extend(by_key.values())
@@ -104,8 +116,26 @@ def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam") -> float:
     return min(lr * features / 30, 0.06) / math.sqrt(stages)
 
 
-def _sorted(model: nn.Module, lr: float, optimizer: str) -> Iterator[tuple[nn.Parameter, str, float]]:
+def embedding_rate(features: int, lr: float) -> float:
+    """The learning rate, for Adam and its kin, of an embedding in a model of SPM layers.
+
+    `min(lr d / 25, 0.1)` for d features, but never less than `lr`. A step reads one row of the table for each token, so
+    the rate that suits it does not fall with the width, as that of dense layers does.
+    """
+    return max(lr, min(lr * features / 25, 0.1))
+
+
+def _sorted(
+    model: nn.Module, lr: float, optimizer: str, embedding_scale: float | None
+) -> Iterator[tuple[nn.Parameter, str, float]]:
     """Every parameter once, with the name of its group and its rate."""
+    scaled = optimizer == "adam" and any(isinstance(module, SPMLinear) for module in model.modules())
+
+    def rate_of_embedding(module: nn.Embedding | nn.EmbeddingBag) -> float:
+        if embedding_scale is not None:
+            return lr * embedding_scale
+        return embedding_rate(module.embedding_dim, lr) if scaled else lr
+
     seen = set[torch.Tensor]()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -115,5 +145,7 @@ def _sorted(model: nn.Module, lr: float, optimizer: str) -> Iterator[tuple[nn.Pa
             if isinstance(module, SPMLinear) and name not in _MATRICES:
                 what = f"SPM, width {module.width:,}, {module.stages} stages"
                 yield parameter, what, spm_rate(module, lr, optimizer)
+            elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                yield parameter, _EMBEDDING, rate_of_embedding(module)
             else:
-                yield parameter, "matrices" if parameter.dim() >= 2 else "vectors and scalars", lr
+                yield parameter, _MATRIX if parameter.dim() >= 2 else "vectors and scalars", lr

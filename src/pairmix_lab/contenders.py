@@ -56,7 +56,7 @@ class Contender:
         return not STRUCTURE.isdisjoint(self.settings)
 
 
-STRUCTURE = frozenset({"block", "pairing"})
+STRUCTURE = frozenset({"block", "pairing", "stages"})
 """The settings that change what a layer computes, and its size; others change how it is trained."""
 
 
@@ -191,6 +191,19 @@ SPM_DENSE_FEED_FORWARD = Contender(
     "spm", "SPM, dense feed-forward", "#5d3a9b", ">", "-.", settings={"dense_maps": "up,down"},
     aliases=("spm-dense-feed-forward",),
 )  # fmt: skip
+SPM_STAGES = tuple(
+    Contender(
+        "spm", f"SPM, {stages} stages", color, "o", settings={"stages": stages}, aliases=(f"spm-{stages}-stages",)
+    )
+    for stages, color in ((24, "#004488"), (40, "#003366"), (48, "#001f4d"))
+)
+LOW_RANK_STAGES = tuple(
+    Contender(
+        "lowrank", f"low rank, size of {stages} stages", color, "^", settings={"stages": stages},
+        aliases=(f"lowrank-{stages}-stages",),
+    )
+    for stages, color in ((24, "#006b4f"), (40, "#00543e"), (48, "#00402f"))
+)  # fmt: skip
 LOW_RANK = Contender(
     "lowrank", "low rank", "#009e73", "^", build=_low_rank, timed=_low_rank_alone, aliases=("low rank, SPM's size",)
 )
@@ -240,9 +253,9 @@ def _with_starts(layer: Contender) -> list[Contender]:
 CONTENDERS = (
     DENSE,
     *(one for layer in (SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS) for one in _with_starts(layer)),
-    *(SPM_DENSE_ATTENTION, SPM_DENSE_FEED_FORWARD),
+    *(*SPM_STAGES, SPM_DENSE_ATTENTION, SPM_DENSE_FEED_FORWARD),
     *_with_starts(COMPANION),
-    *(LOW_RANK, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
+    *(LOW_RANK, *LOW_RANK_STAGES, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
 )
 """All of them, in the order in which they are shown."""
 
@@ -275,7 +288,9 @@ def make(key: str, in_features: int, out_features: int | None = None, maps: int 
     return layer
 
 
-def param_groups(model: nn.Module, lr: float, weight_decay: float, scale: float | None) -> list[dict[str, Any]]:
+def param_groups(
+    model: nn.Module, lr: float, weight_decay: float, scale: float | None, embedding_scale: float | None = None
+) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser.
 
     Args:
@@ -283,8 +298,11 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float, scale: float 
         lr: the learning rate.
         weight_decay: of matrices.
         scale: what the rate of those layers is multiplied by; None for what `pairmix.param_groups` says.
+        embedding_scale: the same of embeddings; None with a given `scale` for 1.
     """
-    groups = pairmix.param_groups(model, lr, weight_decay)
+    if scale is not None and embedding_scale is None:
+        embedding_scale = 1.0
+    groups = pairmix.param_groups(model, lr, weight_decay, embedding_scale=embedding_scale)
     if scale is None:
         return groups
     compared = {
@@ -292,7 +310,7 @@ def param_groups(model: nn.Module, lr: float, weight_decay: float, scale: float 
     }
     split = []
     for group in groups:
-        for chosen, lr_scale in ((True, scale), (False, 1.0)):
+        for chosen, lr_scale in ((True, scale), (False, group["lr_scale"])):
             params = [parameter for parameter in group["params"] if (parameter in compared) == chosen]
             if params:
                 split.append({**group, "params": params, "lr": lr * lr_scale, "lr_scale": lr_scale})

@@ -30,7 +30,7 @@ from pairmix_lab.experiments.experiment import Experiment, StartCase
 from pairmix_lab.report.cells import spread
 from pairmix_lab.report.pictures import legend_below, styled
 from pairmix_lab.report.tables import Row, Rows, Table, distinct
-from pairmix_lab.training.loop import Run
+from pairmix_lab.training.loop import DivergenceError, Run
 from pairmix_lab.training.processes import Processes
 
 Outcome = dict[str, float | None]
@@ -188,9 +188,8 @@ def trained(experiment: Experiment, config: Compared, folder: Path | None = None
         for _ in range(config.steps):
             run.advance()
         last = run.rows[-1]
-    except ValueError as error:
-        if not str(error).startswith("the loss is "):
-            raise
+    except DivergenceError:
+        pass
     first = run.rows[0] if run.rows else {}
     outcome = {"first_loss": _finite(first.get("valid_loss")), "valid_loss": _finite(last.get("valid_loss"))}
     return outcome | ({"valid_accuracy": last.get("valid_accuracy")} if "valid_accuracy" in first else {})

@@ -135,6 +135,10 @@ def bench_modules_command(
 
 @app.command("steps")
 def bench_steps_command(
+    experiment: Annotated[
+        str | None,
+        typer.Option(help="Only this one; the result is then called steps-NAME.", show_default="all of them"),
+    ] = None,
     data: Data = None,
     out: Out = Path("results"),
     seconds: Annotated[float, typer.Option(help="How long to measure each width.")] = bench_steps.Config.seconds,
@@ -146,7 +150,11 @@ def bench_steps_command(
     """How long is a training step of each experiment? (about ten minutes)"""
     _check_seconds(seconds)
     numbers = _optional_numbers("--threads", threads)
-    config = bench_steps.Config(seconds=seconds)
+    cases = bench_steps.all_cases()
+    if experiment not in (None, *cases):
+        raise typer.BadParameter(f"must be one of {', '.join(cases)}; got {experiment!r}", param_hint="--experiment")
+    chosen = {name: one for name, one in cases.items() if experiment in (None, name)}
+    config = bench_steps.Config(cases=chosen, seconds=seconds)
     if numbers is not None:
         config = replace(config, threads=numbers)
     settings = {"experiment": "steps", "keep_memory": keep_memory, **config.as_dict()}
@@ -154,7 +162,8 @@ def bench_steps_command(
         allocator.keep_freed_memory()
     with _measuring_for(out):
         rows = _live(bench_steps.run(config, data), bench_steps.table)
-        save(out / "steps", settings, rows, bench_steps.picture, bench_steps.hashes(config, data))
+        name = "steps" if experiment is None else f"steps-{experiment}"
+        save(out / name, settings, rows, bench_steps.picture, bench_steps.hashes(config, data))
 
 
 @contextmanager

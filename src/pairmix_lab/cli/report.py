@@ -10,7 +10,7 @@ import typer
 
 from pairmix_lab import experiments
 from pairmix_lab.cli.console import Out, clear_errors, console, show
-from pairmix_lab.cli.train import run_all, with_options
+from pairmix_lab.cli.train import Planned, run_all, with_options
 from pairmix_lab.report import page
 from pairmix_lab.report.runs import collect
 from pairmix_lab.training import runs
@@ -40,7 +40,7 @@ def make_demo() -> Callable[..., None]:
         with clear_errors():
             for config in configs:
                 runs.discard(out, config)  # those of an earlier demo
-        run_all(experiment, configs, out, resume=False)
+        run_all(experiment, [Planned(config, out) for config in configs], resume=False)
         with clear_errors():
             found = collect([runs.result_path(out, config) for config in configs], experiments.EXPERIMENTS)
             show(next(iter(experiment.tables(found))).table)

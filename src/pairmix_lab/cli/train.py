@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -17,8 +18,10 @@ from pairmix_lab import experiments, results
 from pairmix_lab.cli.console import Data, clear_errors, console, is_out_of_memory, progress_bars, show
 from pairmix_lab.experiments.data import Dataset, hashes
 from pairmix_lab.experiments.experiment import Experiment
+from pairmix_lab.experiments.options import positive_numbers
 from pairmix_lab.report.runs import collect
 from pairmix_lab.training import allocator, runs
+from pairmix_lab.training.loop import DivergenceError
 from pairmix_lab.training.processes import Processes
 from pairmix_lab.training.signals import Stopped
 
@@ -28,7 +31,31 @@ SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoin
 KeepMemory = Annotated[
     bool, typer.Option("--keep-memory", help="Let glibc keep freed memory for the next step, which saves page faults.")
 ]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        help="Learning rates to try, such as 0.001,0.003: each model is trained with all of them from its first seed, "
+        "and from the others with the one that is best on validation. Results are in OUT/lrRATE."
+    ),
+]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="How many threads; torch's if not given.")]
+
+
+class Planned(NamedTuple):
+    """A run, and the folder that its result goes to."""
+
+    config: Any
+    out: Path
+
+    @property
+    def result(self) -> Path:
+        """Its file."""
+        return runs.result_path(self.out, self.config)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has finished."""
+        return self.result.exists()
 
 
 def make_app() -> typer.Typer:
@@ -42,7 +69,8 @@ def make_app() -> typer.Typer:
 def _command(experiment: Experiment) -> Callable[..., None]:
     """The command of an experiment: its own options, then those of every training run."""
 
-    def train(
+    def command(
+        lrs: Rates = None,
         data: Data = None,
         out: Runs = Path("runs", experiment.name),
         resume: Resume = False,
@@ -52,11 +80,20 @@ def _command(experiment: Experiment) -> Callable[..., None]:
         **own: Any,
     ) -> None:
         configs = experiment.configs(**own)
-        run_all(experiment, configs, out, resume, save_every, threads, keep_memory, data)
-        _show_results(experiment, configs, out)
+        options: Any = {"save_every": save_every, "threads": threads, "keep_memory": keep_memory, "data": data}
+
+        def train(planned: Iterable[Planned], may_diverge: bool = False) -> None:
+            run_all(experiment, planned, may_diverge, resume=resume, **options)
+
+        if lrs is None:
+            planned = [Planned(config, out) for config in configs]
+            train(planned)
+        else:
+            planned = with_own_rates(train, experiment, configs, positive_numbers("--lrs", lrs), out)
+        _show_results(experiment, [one.result for one in planned], out)
 
     unused = set() if experiment.dataset is not None else {"data"}
-    return with_options(train, experiment.configs, unused)
+    return with_options(command, experiment.configs, unused)
 
 
 def with_options(
@@ -77,17 +114,60 @@ def with_options(
     return combined
 
 
-def run_all(
+def with_own_rates(
+    train: Callable[[list[Planned], bool], None],
     experiment: Experiment,
     configs: Iterable[Any],
+    lrs: Sequence[float],
     out: Path,
+) -> list[Planned]:
+    """Train each model with every rate from its first seed, and from the others with the best; those that finished.
+
+    Args:
+        train: trains some; the second argument says whether they may diverge.
+        experiment: what is trained.
+        configs: for all seeds, with any rate.
+        lrs: the rates.
+        out: the folder for all results; each rate has its own in it.
+    """
+    if Processes.launched():
+        raise typer.BadParameter("the rates are tried in one process, without torchrun", param_hint="--lrs")
+
+    def at(config: Any, lr: float) -> Planned:
+        return Planned(replace(config, lr=lr), out / f"lr{lr:g}")
+
+    models: dict[Any, list[Any]] = {}
+    for config in configs:
+        models.setdefault(replace(config, seed=0), []).append(config)
+    tried = [[at(first, lr) for lr in lrs] for first, *_ in models.values()]
+    train([one for several in tried for one in several], True)
+    others = []
+    for several, (_, *seeds) in zip(tried, models.values(), strict=True):
+        scores = {
+            one.config.lr: experiment.validation_score(results.load(one.result)) for one in several if one.is_there
+        }
+        if scores:
+            best = max(scores, key=lambda lr: scores[lr])
+            others += [at(config, best) for config in seeds]
+    train(others, True)
+    return [one for one in [*(one for several in tried for one in several), *others] if one.is_there]
+
+
+def run_all(
+    experiment: Experiment,
+    planned: Iterable[Planned],
+    may_diverge: bool = False,
+    *,
     resume: bool,
     save_every: float = 60,
     threads: int | None = None,
     keep_memory: bool = False,
     data: Path | None = None,
 ) -> None:
-    """Train one after the other, with a progress bar for each; those that are finished already are left alone."""
+    """Train one after the other, with a progress bar for each; those that are finished already are left alone.
+
+    A run that may diverge has no result then; of any other it is an error.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
     if keep_memory:
@@ -100,13 +180,13 @@ def run_all(
             return {} if dataset is None else hashes(dataset, data)
 
         missing = [
-            config
-            for config in configs
+            (config, out)
+            for config, out in planned
             if not runs.is_finished(out, config, resume, partial(data_hashes, experiment.dataset_of(config)))
         ]
-        if missing:
+        for out in {out for _, out in missing}:
             results.check_traceable(out)
-        for number, config in enumerate(missing, start=1):
+        for number, (config, out) in enumerate(missing, start=1):
             try:
                 title = f"{number}/{len(missing)} {config.name}"
                 with _clear_memory_errors(config), _progress(title, config.steps) as on_step:
@@ -116,9 +196,15 @@ def run_all(
             except Stopped as stopped:
                 console.print(f"{config.name}: {stopped}. The same command with --resume goes on from there.")
                 raise typer.Exit(130) from stopped
+            except DivergenceError as error:
+                if not may_diverge:
+                    raise
+                console.print(f"{config.name}: {error}", highlight=False)
+                continue
             if processes.is_first:  # the others have no outcome but the time
                 words = experiment.in_words(outcome), f"{outcome['ms_per_step']:.3g} ms/step"
-                console.print(f"{config.name}: {', '.join(filter(None, words))}", highlight=False)
+                rate = f" at {config.lr:g}" if may_diverge else ""
+                console.print(f"{config.name}{rate}: {', '.join(filter(None, words))}", highlight=False)
 
 
 @contextmanager
@@ -143,11 +229,10 @@ def _progress(name: str, steps: int) -> Iterator[Callable[[int, float, float], N
         yield lambda step, loss, ms: progress.update(bar, completed=step, loss=loss, ms=ms)
 
 
-def _show_results(experiment: Experiment, configs: Iterable[Any], out: Path) -> None:
+def _show_results(experiment: Experiment, paths: Sequence[Path], out: Path) -> None:
     """A table of the runs of this command, whatever else is in the folder."""
     if console.quiet:
         return
-    paths = [runs.result_path(out, config) for config in configs]
     with clear_errors():
         show(next(iter(experiment.tables(collect(paths, [experiment])))).table)
     for path in sorted(set(out.rglob("*.json")) - set(paths)):

@@ -28,6 +28,7 @@ class Compared(Recipe):
         init: of SPM, or `"own"` for the default.
         rank: of a low-rank layer, or of the one beside an SPM; None for as many parameters as SPM has.
         layer_rate: what the learning rate of the layer is multiplied by; None for what `pairmix.param_groups` says.
+        embedding_rate: the same of embeddings; None with a given `layer_rate` for 1.
     """
 
     layer: str = contenders.SPM.key
@@ -37,13 +38,14 @@ class Compared(Recipe):
     init: str = OWN
     rank: int | None = None
     layer_rate: float | None = None
+    embedding_rate: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("init", (OWN, *INITS))
         self._check_choice("block", ("general", "rotation"))
         self._check_at_most("width", LARGEST_SIZE)
-        for name in ("rank", "layer_rate"):
+        for name in ("rank", "layer_rate", "embedding_rate"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, or None, got {value}")
@@ -61,7 +63,7 @@ class Compared(Recipe):
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """The parameters of a model for the optimiser."""
-        return contenders.param_groups(model, self.lr, self.weight_decay, self.layer_rate)
+        return contenders.param_groups(model, self.lr, self.weight_decay, self.layer_rate, self.embedding_rate)
 
     @property
     def kind(self) -> str:
@@ -71,7 +73,7 @@ class Compared(Recipe):
     @property
     def variant(self) -> str:
         """What is not the default of the experiment, for the names of files; empty if all is."""
-        words = {"stages": "stages", "init": "", "rank": "rank", "layer_rate": "x"}
+        words = {"stages": "stages", "init": "", "rank": "rank", "layer_rate": "x", "embedding_rate": "embeddings"}
         defaults = {name: type(self).__dataclass_fields__[name].default for name in words}
         given = {name: getattr(self, name) for name in words if getattr(self, name) != defaults[name]}
         return "".join(f"-{words[name]}{value:g}" if words[name] else f"-{value}" for name, value in given.items())
@@ -83,5 +85,6 @@ class Compared(Recipe):
             "init": "near_identity" if is_spm else OWN,
             "rank": None,
             "layer_rate": 1.0 if is_spm else None,
+            "embedding_rate": None,
             **super().completed(config),
         }

@@ -111,8 +111,8 @@ class Experiment(Reported):
 
     def table(self, name: str, results: Path) -> Table | None:
         """A table of `table_names` from the folder of all results; None if there is nothing to make it from."""
-        found = sorted((results / self.name).glob("*.json"))
+        found = sorted((results / self.name).rglob("*.json"))
         if not found:
             return None
-        runs = collect([*found, *results.glob("steps.json")], [self])
+        runs = collect([*found, *results.glob("steps*.json")], [self])
         return next((one.table for one in self.tables(runs) if one.name == name), None)

@@ -79,7 +79,8 @@ class Config(TextConfig):
     dense_maps: str = ""
     budget: float | None = None
     steps: int = 2000
-    batch: int = 16
+    batch: int = 8
+    length: int = 64
     lr: float = RATES[contenders.DENSE.key][256]
     clip: float | None = 1.0
 
@@ -208,9 +209,7 @@ class GPTExperiment(Experiment):
         )
     }
     step_cases = StepCases(widths=WIDTHS, layers=LAYERS, seconds=2, others=_hybrids)
-    start_cases = (
-        StartCase("GPT", {"depth": 2, "steps": 300, "warmup": 15, "batch": 8, "length": 64}, (1e-3, 2e-3, 4e-3, 8e-3)),
-    )
+    start_cases = (StartCase("GPT", {"depth": 2, "steps": 300, "warmup": 15}, (1e-3, 2e-3, 4e-3, 8e-3)),)
 
     def configs(
         self,
@@ -235,12 +234,13 @@ class GPTExperiment(Experiment):
             typer.Option(help="Seconds of training, such as 60,600: each is as many steps as fit by --times."),
         ] = None,
         times: Annotated[Path, typer.Option(help="The times of a step, from pairmix bench steps.")] = Path(
-            "results", "steps.json"
+            "results", "steps-gpt.json"
         ),
         lr: Annotated[
             float | None,
             typer.Option(help="The learning rate; without it, one chosen on validation for the layer and width."),
         ] = None,
+        embedding_rate: options.EmbeddingRate = Config.embedding_rate,
     ) -> list[Config]:
         chosen = options.grid(
             Config,
@@ -258,6 +258,7 @@ class GPTExperiment(Experiment):
             steps=steps,
             budget=(None,) if seconds is None else options.positive_numbers("--seconds", seconds),
             lr=Config.lr if lr is None else lr,
+            embedding_rate=embedding_rate,
         )
         try:
             rows = [] if seconds is None else measured_steps(times)

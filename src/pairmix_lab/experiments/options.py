@@ -28,6 +28,9 @@ Inits = Annotated[str, typer.Option(help=f"Where SPM starts, of {', '.join(INITS
 LayerRate = Annotated[
     float | None, typer.Option(help="What the learning rate of SPM is multiplied by; chosen by its size if not given.")
 ]
+EmbeddingRate = Annotated[
+    float | None, typer.Option(help="What the learning rate of embeddings is multiplied by; chosen if not given.")
+]
 Rank = Annotated[
     int | None, typer.Option(min=1, help="The rank of low-rank layers; as many parameters as SPM if not given.")
 ]

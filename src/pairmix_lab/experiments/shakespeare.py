@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -55,7 +55,7 @@ class Evaluated(NamedTuple):
     ms: float
 
 
-PAPER_WIDTH = 4096
+PAPER_WIDTH, PAPER_STAGES = 4096, 12
 PAPER = {
     DENSE: [
         Evaluated(1, 5.56, 6.54, 9.44, 22828),
@@ -99,7 +99,7 @@ class Config(TextConfig):
     experiment: str = "shakespeare"
     width: int = 4096
     cell: str = "rnn"
-    stages: int | None = 12
+    stages: int | None = PAPER_STAGES
     steps: int = 2000
     batch: int = 32
     lr: float = 1e-3
@@ -126,7 +126,7 @@ class Task(TextTask):
         super().__init__(config, *split(text))
 
     def build(self) -> nn.Module:
-        return LanguageModel(self.config.make, self.config.width, self.config.cell)
+        return build(self.config)
 
     def conclude(self, model: nn.Module) -> dict[str, Any]:
         assert isinstance(model, LanguageModel)
@@ -138,9 +138,18 @@ class Task(TextTask):
         }
 
 
-def _torchs_own(config: Config) -> Mapping[str, Callable[[], nn.Module]]:
-    """The Elman cell of torch; it has no other cell that computes the same as ours."""
-    return {contenders.TORCH_RNN.key: partial(TorchRNN, config.width)} if config.cell == "rnn" else {}
+def build(config: Config) -> LanguageModel:
+    """The model of a config."""
+    return LanguageModel(config.make, config.width, config.cell)
+
+
+def _also_timed(config: Config) -> Mapping[str, Callable[[], nn.Module]]:
+    """More stages, and the Elman cell of torch, which has no other cell that computes the same as ours."""
+    several = [one for one in contenders.SPM_STAGES if one.settings["stages"] % PAPER_STAGES == 0]
+    found: dict[str, Callable[[], nn.Module]] = {
+        one.aliases[0]: partial(build, replace(config, layer=one.key, **one.settings)) for one in several
+    }
+    return found | ({contenders.TORCH_RNN.key: partial(TorchRNN, config.width)} if config.cell == "rnn" else {})
 
 
 class ShakespeareExperiment(Experiment):
@@ -161,7 +170,7 @@ class ShakespeareExperiment(Experiment):
     in_short = {"Shakespeare: bits per byte (less is better)": Case(name, PAPER_WIDTH, "rnn")}  # noqa: RUF012
 
     # A dense step takes seconds.
-    step_cases = StepCases(widths=(PAPER_WIDTH,), settings={"cell": "rnn"}, seconds=4, others=_torchs_own)
+    step_cases = StepCases(widths=(PAPER_WIDTH,), settings={"cell": "rnn"}, seconds=4, others=_also_timed)
     start_cases = (
         StartCase("Elman", {**SHORT, "steps": 300}, SHORT_LRS),
         # Fewer steps: a dense one takes three times as long.
@@ -183,6 +192,7 @@ class ShakespeareExperiment(Experiment):
         inits: options.Inits = Config.init,
         rank: options.Rank = Config.rank,
         layer_rate: options.LayerRate = Config.layer_rate,
+        embedding_rate: options.EmbeddingRate = Config.embedding_rate,
     ) -> list[Config]:
         return options.grid(
             Config,
@@ -199,6 +209,7 @@ class ShakespeareExperiment(Experiment):
             init=options.words("--inits", inits, options.INITS),
             rank=rank,
             layer_rate=layer_rate,
+            embedding_rate=embedding_rate,
         )
 
     def task(self, config: Config, folder: Path | None = None) -> Task:

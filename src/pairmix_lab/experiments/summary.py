@@ -19,7 +19,7 @@ def table(results: Path) -> Table | None:
     known = [one for key in KEYS for one in contenders.CONTENDERS if one.key == key and not one.is_variant]
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for experiment in EXPERIMENTS:
-        found = sorted((results / experiment.name).glob("*.json"))
+        found = sorted((results / experiment.name).rglob("*.json"))
         if not experiment.in_short or not found:
             continue
         runs, (key, unit) = collect(found, [experiment]), experiment.measure

@@ -54,11 +54,11 @@ class GPT(nn.Module):
             raise ValueError(f"width must be a multiple of {HEAD}, the features of an attention head, got {width}")
         gain = branch_gain(depth) if gain is None else gain
         self.table = nn.Embedding(SYMBOLS, width)
-        self.places = nn.Parameter(torch.empty(length, width))
+        self.places = nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(make, width, dense_maps, gain) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = None if tied else nn.Linear(width, SYMBOLS, bias=False)
-        for matrix in (self.table.weight, self.places, self.head_weight):
+        for matrix in (self.table.weight, self.places.weight, self.head_weight):
             nn.init.normal_(matrix, std=STD)
 
     @property
@@ -68,9 +68,9 @@ class GPT(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """Logits of the byte after each of `[batch, length]`."""
-        if text.shape[1] > len(self.places):
-            raise ValueError(f"the model reads at most {len(self.places)} bytes at once, got {text.shape[1]}")
-        x = self.table(text) + self.places[: text.shape[1]]
+        if text.shape[1] > self.places.num_embeddings:
+            raise ValueError(f"the model reads at most {self.places.num_embeddings} bytes at once, got {text.shape[1]}")
+        x = self.table(text) + self.places.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.head_weight)
@@ -153,7 +153,7 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     text = torch.tensor([list(prompt)] * samples)
     for _ in range(size):
-        logits = model(text[:, -len(model.places) :])[:, -1]
+        logits = model(text[:, -model.places.num_embeddings :])[:, -1]
         new = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         text = torch.cat([text, new], dim=1)
     return [bytes(row) for row in text.tolist()]

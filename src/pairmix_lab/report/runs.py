@@ -19,7 +19,7 @@ Run = Mapping[str, Any]
 
 SETTINGS = (
     *("steps", "batch", "lr", "decay", "warmup", "clip", "weight_decay"),
-    *("stages", "rank", "init", "layer_rate"),
+    *("stages", "rank", "init", "layer_rate", "embedding_rate"),
 )
 """What must be the same for runs to be averaged."""
 

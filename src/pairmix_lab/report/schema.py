@@ -171,7 +171,12 @@ def training(config: Mapping[str, Shape], outcome: Mapping[str, Shape], row: Map
     """A training run, with fields of its experiment; all settings of a run are shown, so all are checked."""
     recipe = {"layer": NAME, "width": WIDTH, "seed": COUNT, "steps": AT_LEAST_ONE, "batch": AT_LEAST_ONE}
     settings = {"lr": NOT_NEGATIVE, "decay": TEXT, "warmup": COUNT, "clip": nullable(POSITIVE), "init": TEXT}
-    settings |= {"stages": nullable(COUNT), "rank": nullable(COUNT), "layer_rate": nullable(POSITIVE)}
+    settings |= {
+        "stages": nullable(COUNT),
+        "rank": nullable(COUNT),
+        "layer_rate": nullable(POSITIVE),
+        "embedding_rate": nullable(POSITIVE),
+    }
     settings |= {"weight_decay": NOT_NEGATIVE, "rows": nullable(AT_LEAST_ONE), "norms": FLAG}
     ended: dict[str, Shape] = {"finished": FLAG, "step": COUNT, "data": TEXT, "samples": ListOf(TEXT)}
     norms = dict.fromkeys(("operator_norm", "condition", "gradient_norm"), NOT_NEGATIVE)

@@ -28,8 +28,13 @@ Batch = tuple[Tensor, Tensor]
 OnStep = Callable[[int, float, float], None]
 """Is told the step, its loss and its milliseconds."""
 
+
 MOST_STEPS = 10**6  # a checkpoint has the time of every step
 LARGEST_SIZE = 2**31 - 1  # an index of SPM has 32 bits
+
+
+class DivergenceError(ValueError):
+    """The loss is not a number any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +157,7 @@ def train(
 
     Raises:
         Stopped: after a signal to stop; the checkpoint has been written.
+        DivergenceError: if the loss is not finite.
         CheckpointError: for a checkpoint that is there and not to be overwritten, does not fit or cannot be written.
     """
     processes = Processes.of_this_run()
@@ -207,7 +213,7 @@ class Run:
         state.step += 1
         loss = self.processes.mean(loss)
         if not math.isfinite(loss):
-            raise ValueError(
+            raise DivergenceError(
                 f"the loss is {loss} at step {state.step:,}: a smaller learning rate than {config.lr} may help"
             )
         self.losses.append(loss)

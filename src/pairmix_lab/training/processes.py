@@ -30,11 +30,16 @@ class Processes:
             return cls()
         return cls(distributed.get_rank(), distributed.get_world_size())
 
+    @staticmethod
+    def launched() -> bool:
+        """Whether `torchrun` has started this process."""
+        return distributed.is_torchelastic_launched()
+
     @classmethod
     @contextmanager
     def joined(cls) -> Iterator[Processes]:
         """Join the others if `torchrun` has started this process; over gloo, which works on CPUs."""
-        if distributed.is_torchelastic_launched():
+        if cls.launched():
             distributed.init_process_group("gloo")
         try:
             yield cls.of_this_run()
