@@ -34,6 +34,9 @@ EmbeddingRate = Annotated[
 Rank = Annotated[
     int | None, typer.Option(min=1, help="The rank of low-rank layers; as many parameters as SPM if not given.")
 ]
+Decay = Annotated[str, typer.Option(help="How the learning rate falls: constant or cosine.")]
+Warmup = Annotated[int, typer.Option(min=0, help="Steps over which the learning rate rises to its value.")]
+Clip = Annotated[float | None, typer.Option(help="The largest norm of all gradients together; any if not given.")]
 WeightDecay = Annotated[float, typer.Option(help="The weight decay of matrices.")]
 
 
