@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pairmix import SPMGRU, SPMLinear, SPMTransformerEncoderLayer, param_groups
-from pairmix.optim import spm_rate
+from pairmix.optim import embedding_rate, spm_rate
 
 
 class Model(nn.Module):
@@ -39,11 +39,12 @@ def test_rates_and_decay():
     model = Model()
     groups = named(param_groups(model, 1e-3, 0.1), model)
     assert groups.keys() == {name for name, _ in model.named_parameters()}
-    rate = spm_rate(model.mixer, 1e-3)
+    own = dict.fromkeys((f"mixer.{name}" for name in ("coeffs", "d_in", "d_out", "bias")), spm_rate(model.mixer, 1e-3))
+    own["table.weight"] = embedding_rate(64, 1e-3)
     for name, group in groups.items():
-        mixes = name.removeprefix("mixer.") in ("coeffs", "d_in", "d_out", "bias")
-        assert group["lr"] == (rate if mixes else 1e-3), name
-        assert group["lr_scale"] == pytest.approx(rate / 1e-3 if mixes else 1), name
+        rate = own.get(name, 1e-3)
+        assert group["lr"] == rate, name
+        assert group["lr_scale"] == pytest.approx(rate / 1e-3), name
         decays = name in ("table.weight", "mixer.down", "mixer.up")
         assert group["weight_decay"] == (0.1 if decays else 0), name
 
@@ -57,11 +58,11 @@ def test_biases_of_several_maps_do_not_decay(make):
 
 
 def test_a_dense_model_is_as_usual():
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    model = nn.Sequential(nn.Embedding(9, 512), nn.Linear(512, 4), nn.LayerNorm(4))
     groups = param_groups(model, 1e-3, 0.1)
     assert {group["lr"] for group in groups} == {1e-3}
     assert {name: group["weight_decay"] for name, group in named(groups, model).items()} == {
-        "0.weight": 0.1, "0.bias": 0, "1.weight": 0, "1.bias": 0,
+        "0.weight": 0.1, "1.weight": 0.1, "1.bias": 0, "2.weight": 0, "2.bias": 0,
     }  # fmt: skip
 
 
@@ -91,11 +92,20 @@ def test_no_rate_is_so_large_that_it_diverges():
     assert group["lr_scale"] == pytest.approx(1.5)
 
 
+def test_embeddings():
+    assert [embedding_rate(d, 1e-3) for d in (10, 25, 250, 2500, 10**6)] == pytest.approx([1e-3, 1e-3, 0.01, 0.1, 0.1])
+    assert embedding_rate(1000, 0.5) == 0.5  # never below the rate of the rest
+    model = nn.Sequential(nn.EmbeddingBag(9, 256), SPMLinear(256, 256))
+    for arguments, scale in (({}, 256 / 25), ({"embedding_scale": 3.0}, 3), ({"optimizer": "sgd"}, 1)):
+        group = named(param_groups(model, 1e-3, **arguments), model)["0.weight"]
+        assert (group["name"], group["lr_scale"]) == ("embeddings", pytest.approx(scale))
+
+
 def test_what_is_printed():
     lines = repr(param_groups(Model(), 1e-3, 0.1)).splitlines()
     assert lines[0].split() == ["rate", "times", "lr", "decay", "tensors", "numbers", "what"]
     assert any(line.endswith("SPM, width 64, 6 stages") for line in lines)
-    assert len(lines) == 4
+    assert len(lines) == 5
 
 
 @pytest.mark.parametrize(
@@ -173,6 +183,7 @@ def test_wrapped_models(wrapper):
         ({"lr": -1}, "lr must be a number of at least 0, got -1"),
         ({"lr": math.nan}, "lr must be a number of at least 0, got nan"),
         ({"lr": 1e-3, "weight_decay": -0.1}, r"weight_decay must be a number of at least 0, got -0\.1"),
+        ({"lr": 1e-3, "embedding_scale": -2}, "embedding_scale must be a number of at least 0, got -2"),
         ({"lr": 1e-3, "optimizer": "lbfgs"}, "optimizer must be 'adam' or 'sgd', got 'lbfgs'"),
     ],
 )

@@ -1,4 +1,5 @@
 import csv
+import math
 import re
 import shlex
 import subprocess
@@ -10,9 +11,10 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.experiments import agnews, gpt, shakespeare
-from pairmix_lab.training import allocator
+from pairmix_lab.experiments import EXPERIMENTS, agnews, gpt, shakespeare
+from pairmix_lab.training import allocator, loop
 
+BY_NAME = {one.name: one for one in EXPERIMENTS}
 TINY = {
     "teacher": "--widths 8 --seeds 0 --layers dense,spm --steps 2 --batch 4",
     "agnews": "--widths 8 --seeds 0 --layers softmax,spm --steps 2 --batch 4 --data {data}",
@@ -121,6 +123,36 @@ class TestTrain:
         assert train(experiment).exit_code == 0
         assert [one["command"] for one in saved(folder / "runs").values()] == ["torchrun -m pairmix train as typed"] * 2
 
+    def test_every_model_gets_the_rate_that_is_best_on_validation(self, folder, experiment):
+        result = train(experiment, "--lrs 1e-9,0.01 --seeds 0,1 --steps 30")
+        assert result.exit_code == 0, result.output
+        tried = {lr: saved(folder / "runs" / lr) for lr in ("lr1e-09", "lr0.01")}
+        first = {name for name in tried["lr1e-09"] if name.endswith("seed0")}
+        assert len(first) == 2
+        for name in first:
+            scores = {lr: BY_NAME[experiment].validation_score(found[name]) for lr, found in tried.items()}
+            best = max(scores, key=scores.get)
+            second = name.replace("seed0", "seed1")
+            assert [lr for lr, found in tried.items() if second in found] == [best]
+        before = contents(folder / "runs")
+        again = train(experiment, "--lrs 1e-9,0.01 --seeds 0,1 --steps 30 --resume")
+        assert again.exit_code == 0, again.output
+        assert contents(folder / "runs") == before
+
+    def test_a_rate_that_diverges_is_not_chosen(self, folder, experiment, monkeypatch):
+        step = loop.timed_step
+
+        def unstable(model, optimizer, inputs, labels, lr, clip):
+            loss, milliseconds = step(model, optimizer, inputs, labels, lr, clip)
+            return math.nan if lr > 0.1 else loss, milliseconds
+
+        monkeypatch.setattr(loop, "timed_step", unstable)
+        result = train(experiment, "--lrs 0.5,0.001 --seeds 0,1")
+        assert result.exit_code == 0, result.output
+        assert "the loss is nan at step 1" in words(result)
+        assert not saved(folder / "runs" / "lr0.5")
+        assert {one["config"]["seed"] for one in saved(folder / "runs" / "lr0.001").values()} == {0, 1}
+
     def test_both_blocks_in_one_grid(self, folder, experiment):
         result = train(experiment, "--blocks general,rotation")
         assert result.exit_code == 0, result.output
@@ -180,7 +212,7 @@ def test_bad_angles(folder, value):
         ("gpt", "--text poems", "'poems'"),
         ("gpt", "--seconds 0", "'0'"),
         ("gpt", "--seconds 1,x", "'x'"),
-        ("gpt", "--seconds 60", "results/steps.json cannot be read"),
+        ("gpt", "--seconds 60", "results/steps-gpt.json cannot be read"),
     ],
 )
 def test_bad_values_of_one_experiment(folder, experiment, option, complaint):

@@ -150,11 +150,12 @@ def bench_steps_command(
     """How long is a training step of each experiment? (about ten minutes)"""
     _check_seconds(seconds)
     numbers = _optional_numbers("--threads", threads)
-    cases = bench_steps.all_cases()
-    if experiment not in (None, *cases):
-        raise typer.BadParameter(f"must be one of {', '.join(cases)}; got {experiment!r}", param_hint="--experiment")
-    chosen = {name: one for name, one in cases.items() if experiment in (None, name)}
-    config = bench_steps.Config(cases=chosen, seconds=seconds)
+    config = bench_steps.Config(seconds=seconds)
+    if experiment not in (None, *config.cases):
+        names = ", ".join(config.cases)
+        raise typer.BadParameter(f"must be one of {names}; got {experiment!r}", param_hint="--experiment")
+    if experiment is not None:
+        config = replace(config, cases={experiment: config.cases[experiment]})
     if numbers is not None:
         config = replace(config, threads=numbers)
     settings = {"experiment": "steps", "keep_memory": keep_memory, **config.as_dict()}

@@ -13,6 +13,7 @@ from pairmix_lab.bench.steps import Config
 from pairmix_lab.contenders import REST
 from pairmix_lab.experiments.language_models import LanguageModel, TorchRNN
 
+MORE_STAGES = ("spm-24-stages", "spm-48-stages")
 LIMITS = {"dense_up_to": 8, "seconds": 0.0, "threads": (1,)}
 
 
@@ -47,7 +48,7 @@ def test_rows(folder):
         *(("teacher", 8, layer) for layer in ("dense", "spm", "lowrank", REST.key)),
         *(("agnews", 8, layer) for layer in ("dense", "spm", "lowrank", "softmax", REST.key)),
         *(("agnews", 16, layer) for layer in ("spm", "lowrank", "softmax", REST.key)),
-        *(("shakespeare", 16, layer) for layer in ("spm", "lowrank", "torch.nn.RNN")),
+        *(("shakespeare", 16, layer) for layer in ("spm", "lowrank", *MORE_STAGES, "torch.nn.RNN")),
     ]
     for row in rows:
         assert row.keys() >= {"threads", "impl", "batch", "samples", "ms", "ms_iqr"}
@@ -63,14 +64,16 @@ def test_rows(folder):
 def test_only_the_elman_cell_is_compared_with_torchs(folder, cell):
     config = Config(**{**tiny(shakespeare=(64,), cell=cell), "dense_up_to": 64})
     rows = list(steps.run(config, folder))
-    assert [(row["layer"], row["cell"]) for row in rows] == [("dense", cell), ("spm", cell), ("lowrank", cell)]
+    assert [(row["layer"], row["cell"]) for row in rows] == [
+        (layer, cell) for layer in ("dense", "spm", "lowrank", *MORE_STAGES)
+    ]
 
 
 def test_models_of_the_gpt_in_which_some_maps_are_dense_are_timed_too(folder):
     rows = list(steps.run(Config(**{**tiny(gpt=(64,)), "dense_up_to": 64}), folder))
     layers = ["dense", "spm", "companion", "lowrank", "monarch", "spm-dense-attention", "spm-dense-feed-forward"]
     assert [row["layer"] for row in rows] == layers
-    assert {row["batch"] for row in rows} == {16}
+    assert {row["batch"] for row in rows} == {8}
     assert [line[2] for line in steps.table(rows)[-2:]] == ["SPM, dense attention", "SPM, dense feed-forward"]
 
 
@@ -135,6 +138,18 @@ def test_command(folder, monkeypatch):
     assert {row["experiment"] for row in saved["rows"]} == {"teacher", "agnews", "shakespeare"}
     assert (folder / "steps.png").read_bytes().startswith(b"\x89PNG")
     assert "torch.nn.RNN" in result.output
+
+
+def test_one_experiment_alone(folder, monkeypatch):
+    monkeypatch.setattr(steps, "Config", partial(Config, **TINY))
+    result = command("--experiment", "teacher", "--out", folder, "--seconds", 0)
+    assert result.exit_code == 0, result.output
+    assert not (folder / "steps.json").exists()
+    saved = results.load(folder / "steps-teacher.json")
+    assert {row["experiment"] for row in saved["rows"]} == {"teacher"}
+    wrong = command("--experiment", "cifar", "--out", folder)
+    assert wrong.exit_code == 2
+    assert "got 'cifar'" in wrong.output
 
 
 @pytest.mark.parametrize("flag", [(), ("--keep-memory",)])

@@ -43,7 +43,7 @@ def test_a_setting_is_text_and_back(setting, text):
     [
         ({}, "shakespeare, 1,000 steps"),
         ({"budget": 60.0, "dense_maps": "qkv,out"}, "shakespeare, 60 s"),
-        ({"budget": 60.0, "depth": 2, "length": 64, "tied": True}, "shakespeare, 60 s, depth 2, length 64, tied"),
+        ({"budget": 60.0, "depth": 2, "length": 128, "tied": True}, "shakespeare, 60 s, depth 2, length 128, tied"),
         ({"text": "agnews", "dense_maps": "qkv"}, "agnews, 1,000 steps, dense qkv"),
         ({"layer": "lowrank", "dense_maps": "qkv,out"}, "shakespeare, 1,000 steps, dense qkv out"),
     ],
@@ -71,7 +71,7 @@ def test_where_training_ended(collected):
         *(gpt(loss=loss, seed=seed, budget=60.0, steps=3000) for seed, loss in enumerate((2.0, 2.2))),
         gpt("dense", loss=2.5, budget=60.0, steps=1500, ms=50.0),
         gpt("dense", text="agnews", ms=7.0),
-        steps(step_time("gpt", "dense", 40, 1.0, batch=16), step_time("gpt", "spm", 20, 2.0, batch=16)),
+        steps(step_time("gpt", "dense", 40, 1.0, batch=8), step_time("gpt", "spm", 20, 2.0, batch=8)),
     )
     news, dense, spm = lines(tables(runs)["gpt"])
     assert (news["text"], news["budget"], news["ms per step"]) == ("agnews", "-", "40.0")
@@ -83,7 +83,7 @@ def test_where_training_ended(collected):
 
 
 def test_the_time_of_the_usual_model_is_not_that_of_another(collected):
-    times = steps(step_time("gpt", "spm", 20, batch=16))
+    times = steps(step_time("gpt", "spm", 20, batch=8))
     runs = collected(gpt(ms=5.0, depth=2), gpt(ms=5.0), times)
     assert [line["ms per step"] for line in lines(tables(runs)["gpt"])] == ["20.0", "5.00†"]
 
@@ -145,7 +145,7 @@ def test_the_seconds_until_a_model_is_as_good_as_dense(collected):
         gpt("lowrank", budget=60.0, loss=2.6, ms=15.0),
         gpt("dense", budget=60.0, loss=1.0, width=512, ms=60.0),
         gpt(width=1024, budget=60.0),  # has no dense to compare with
-        steps(step_time("gpt", "spm", 15.0, batch=16)),
+        steps(step_time("gpt", "spm", 15.0, batch=8)),
     )
     first, second = lines(tables(runs)["gpt-time-to-dense"])
     assert first == {

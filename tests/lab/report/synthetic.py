@@ -79,8 +79,8 @@ def shakespeare(layer="spm", *, bpc=3.0, ms=100.0, width=4096, seed=0, steps=400
 
 def gpt(layer="spm", *, loss=2.0, ms=20.0, width=256, seed=0, steps=1000, **changes):
     """A run of the GPT. `changes` are of its config; the loss falls in a line to what it is in the end."""
-    config = {"experiment": "gpt", "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 16}
-    config |= {"lr": 0.002, "block": "general", "stages": None, "length": 128, "depth": 4, "text": "shakespeare"}
+    config = {"experiment": "gpt", "layer": layer, "width": width, "seed": seed, "steps": steps, "batch": 8}
+    config |= {"lr": 0.002, "block": "general", "stages": None, "length": 64, "depth": 4, "text": "shakespeare"}
     config |= {"tied": False, "dense_maps": "", "budget": None, **changes}
     rows = [
         {"step": step, "train_loss": value - 0.1, "ms_per_step": ms, "valid_loss": value}
