@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pairmix_lab import results
 from pairmix_lab.bench.benchmarks import BENCHMARKS
-from pairmix_lab.experiments import EXPERIMENTS, summary
+from pairmix_lab.experiments import EXPERIMENTS, own_rates, summary
 from pairmix_lab.report import tables
 
 ROOT = Path(__file__).parent.parent
+ACROSS = {**summary.TABLES, **own_rates.TABLES}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -27,15 +28,15 @@ def table(name: str) -> tables.Table | None:
         if name in module.TABLES:
             path = folder / f"{benchmark}.json"
             return module.TABLES[name](results.load(path)["rows"]) if path.exists() else None
-    if name in summary.TABLES:
-        return summary.TABLES[name](folder)
+    if name in ACROSS:
+        return ACROSS[name](folder)
     raise ValueError(f"there is no table {name!r}; there are {', '.join(names())}")
 
 
 def names() -> list[str]:
     """The names of all tables."""
     makers = [*(experiment.table_names for experiment in EXPERIMENTS), *(one.TABLES for one in BENCHMARKS.values())]
-    return [name for maker in (*makers, summary.TABLES) for name in maker]
+    return [name for maker in (*makers, ACROSS) for name in maker]
 
 
 def filled(page: str) -> str:

@@ -85,6 +85,12 @@ def test_the_rule():
     assert spm_rate(SPMLinear(1024, 1024), 1e-3, "sgd") == 1e-3 * 1024 / 20
 
 
+def test_many_layers_learn_more_slowly_than_one():
+    layers = [SPMLinear(64, 64) for _ in range(16)]
+    (one,), (all_of_them,) = param_groups(layers[0], 1e-3), param_groups(nn.Sequential(*layers, layers[3]), 1e-3)
+    assert all_of_them["lr"] == pytest.approx(one["lr"] / 2)
+
+
 def test_no_rate_is_so_large_that_it_diverges():
     layer = SPMLinear(4096, 4096, stages=16)
     assert spm_rate(layer, 1e-2) == spm_rate(layer, 1.0) == 0.06 / 4

@@ -102,18 +102,19 @@ def param_groups(
     return result
 
 
-def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam") -> float:
+def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int = 1) -> float:
     """The learning rate of an SPM layer in the place of a dense one whose best rate is `lr`.
 
-    For Adam and its kin `min(lr m / 30, 0.06) / sqrt(L)`, where m is the smaller of the numbers of features and L that
-    of stages. The best rate of a dense layer falls with its width; that of an SPM layer does not, but falls with its
-    depth, and larger rates than the bound often diverged. For SGD `lr m / (2 L)`: the same step then changes the
-    outputs of both by as much. Adam's constants were fitted in short runs: see docs/training.md.
+    For Adam and its kin `min(lr m / 30, 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of features,
+    L that of stages and K that of SPM layers in the model. The best rate of a dense layer falls with its width; that of
+    an SPM layer does not, but falls with its depth and somewhat with that of the model, and larger rates than the bound
+    often diverged. For SGD `lr m / (2 L)`: the same step then changes the outputs of both by as much. Adam's constants
+    were fitted in short runs: see docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
         return lr * features / (2 * stages)
-    return min(lr * features / 30, 0.06) / math.sqrt(stages)
+    return min(lr * features / 30, 0.06) / (math.sqrt(stages) * layers**0.25)
 
 
 def embedding_rate(features: int, lr: float) -> float:
@@ -129,12 +130,12 @@ def _sorted(
     model: nn.Module, lr: float, optimizer: str, embedding_scale: float | None
 ) -> Iterator[tuple[nn.Parameter, str, float]]:
     """Every parameter once, with the name of its group and its rate."""
-    scaled = optimizer == "adam" and any(isinstance(module, SPMLinear) for module in model.modules())
+    layers = sum(isinstance(module, SPMLinear) for module in model.modules())
 
     def rate_of_embedding(module: nn.Embedding | nn.EmbeddingBag) -> float:
         if embedding_scale is not None:
             return lr * embedding_scale
-        return embedding_rate(module.embedding_dim, lr) if scaled else lr
+        return embedding_rate(module.embedding_dim, lr) if layers and optimizer == "adam" else lr
 
     seen = set[torch.Tensor]()
     for module in model.modules():
@@ -144,7 +145,7 @@ def _sorted(
             seen.add(parameter)
             if isinstance(module, SPMLinear) and name not in _MATRICES:
                 what = f"SPM, width {module.width:,}, {module.stages} stages"
-                yield parameter, what, spm_rate(module, lr, optimizer)
+                yield parameter, what, spm_rate(module, lr, optimizer, layers)
             elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 yield parameter, _EMBEDDING, rate_of_embedding(module)
             else:

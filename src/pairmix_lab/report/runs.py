@@ -84,12 +84,8 @@ def collect(paths: Iterable[Path], experiments: Sequence[Reported]) -> Runs:
             training run.
     """
     paths, by_name = list(paths), {experiment.name: experiment for experiment in experiments}
-    settings = {one.setting: one.setting_shape for one in experiments if one.setting and one.setting_shape}
-    kinds = {**{name: one.fields for name, one in by_name.items()}, schema.STEPS: schema.step_times(settings)}
-    loaded = [_load(path, kinds) for path in _files(paths)]
-    training = [
-        {**run, "config": by_name[_kind(run)].completed(run["config"])} for run in loaded if _kind(run) in by_name
-    ]
+    loaded = _loaded(paths, experiments)
+    training = _training(loaded, experiments)
     steps = [run for run in loaded if _kind(run) == schema.STEPS]
     finished = [run for run in training if _is_finished(run)]
     if not finished:
@@ -116,6 +112,11 @@ def collect(paths: Iterable[Path], experiments: Sequence[Reported]) -> Runs:
     return Runs(experiments, [*used, *steps], at, _steps(steps, used, by_name), left_out)
 
 
+def every_run(paths: Iterable[Path], experiments: Sequence[Reported]) -> list[Run]:
+    """All finished training runs, also those of settings that a report leaves out."""
+    return [run for run in _training(_loaded(paths, experiments), experiments) if _is_finished(run)]
+
+
 def outcomes(chosen: Iterable[Run], key: str) -> list[Any]:
     """One number of the outcome of each run."""
     return [run["outcome"][key] for run in chosen]
@@ -124,6 +125,18 @@ def outcomes(chosen: Iterable[Run], key: str) -> list[Any]:
 def validated(run: Run) -> dict[int, Run]:
     """The rows of a run's history that have a validation loss, by step."""
     return {row["step"]: row for row in run["rows"] if row.get("valid_loss") is not None}
+
+
+def _loaded(paths: Iterable[Path], experiments: Sequence[Reported]) -> list[Run]:
+    settings = {one.setting: one.setting_shape for one in experiments if one.setting and one.setting_shape}
+    kinds = {**{one.name: one.fields for one in experiments}, schema.STEPS: schema.step_times(settings)}
+    return [_load(path, kinds) for path in _files(paths)]
+
+
+def _training(loaded: Iterable[Run], experiments: Sequence[Reported]) -> list[Run]:
+    """Those of the experiments, with what older versions did not say."""
+    by_name = {experiment.name: experiment for experiment in experiments}
+    return [{**run, "config": by_name[_kind(run)].completed(run["config"])} for run in loaded if _kind(run) in by_name]
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

@@ -1,0 +1,114 @@
+"""Runs in which every contender has the learning rate that is best for it on validation (`pairmix train --lrs`)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+
+from pairmix_lab import contenders
+from pairmix_lab.experiments import EXPERIMENTS
+from pairmix_lab.experiments.experiment import Experiment
+from pairmix_lab.report.cells import in_cell, spread
+from pairmix_lab.report.experiment import Case
+from pairmix_lab.report.runs import Run, Runs, collect, every_run, outcomes
+from pairmix_lab.report.tables import Table
+from pairmix_lab.report.timing import speedup, step_time
+
+FOLDERS = {"teacher-own": "teacher", "agnews-own": "agnews", "shakespeare-own": "shakespeare", "elman": "shakespeare",
+           "gpt": "gpt"}  # fmt: skip
+"""The folders of results with such runs, and their experiments."""
+DENSE, SPM = contenders.DENSE.label, contenders.SPM.label
+
+
+def tried(experiment: Experiment, folder: Path) -> dict[tuple[Case, str], dict[float, float]]:
+    """For every case and contender, by learning rate, the validation loss of the first seed in the end."""
+    losses: dict[tuple[Case, str], dict[float, float]] = defaultdict(dict)
+    first: dict[tuple[Case, str], int] = {}
+    for run in sorted(every_run([folder], [experiment]), key=lambda run: int(run["config"]["seed"])):
+        key = experiment.case(run["config"]), contenders.of_config(run["config"]).label
+        if first.setdefault(key, run["config"]["seed"]) == run["config"]["seed"]:
+            losses[key][run["config"]["lr"]] = last_loss(run)
+    return losses
+
+
+def last_loss(run: Run) -> float:
+    """On validation rows."""
+    return float(next(row["valid_loss"] for row in reversed(run["rows"]) if row.get("valid_loss") is not None))
+
+
+def table(name: str, results: Path) -> Table | None:
+    """What every contender of a folder comes to with its own rate; None if nothing was run."""
+    experiment = _experiment(FOLDERS[name])
+    if not any((results / name).rglob("*.json")):
+        return None
+    runs = collect([results / name, *results.glob("steps*.json")], [experiment])
+    rates = tried(experiment, results / name)
+    key, unit = experiment.measure
+    digits = 2 if unit == 100 else 3
+    lines = []
+    for case in runs.cases(experiment):
+        for label in runs.contenders([case]):
+            chosen = runs.of(case, label)
+            config, outcome = chosen[0]["config"], chosen[0]["outcome"]
+            lines.append(
+                [
+                    experiment.case_name(case),
+                    label,
+                    _rate(config["lr"], rates[case, label]),
+                    f"{config['steps']:,}",
+                    str(len(chosen)),
+                    spread(outcomes(chosen, key), unit=unit, digits=digits),
+                    *_times(runs, case, label),
+                    f"{outcome['mixer_parameters']:,}",
+                ]
+            )
+    measured = "accuracy, %" if unit == 100 else "bits per byte"
+    header = ["case", "layer", "rate", "steps", "seeds", measured, "ms per step", "dense / this"]
+    return [[*header, "parameters of the layers"], *lines]
+
+
+def _times(runs: Runs, case: Case, label: str) -> list[str]:
+    return [in_cell(step_time(runs, case, label)), in_cell(speedup(runs, case, label))]
+
+
+def _rate(chosen: float, losses: dict[float, float]) -> str:
+    """Marked if it is the smallest or the largest that was tried: a rate beyond it may be better."""
+    edges = {min(losses): " (smallest)", max(losses): " (largest)"} if len(losses) > 1 else {}
+    return f"{chosen:g}{edges.get(chosen, '')}"
+
+
+def transfer(results: Path) -> Table | None:
+    """What SPM comes to with the rate that is best for dense, beside its own best rate of the same grid."""
+    lines = []
+    for name, owner in FOLDERS.items():
+        experiment = _experiment(owner)
+        if not any((results / name).rglob("*.json")):
+            continue
+        losses = tried(experiment, results / name)
+        for case, label in losses:
+            dense = losses.get((case, DENSE))
+            if label != SPM or not dense:
+                continue
+            spm = losses[case, label]
+            at, own = _best(dense), _best(spm)
+            if at in spm:
+                cells = [f"{at:g}", f"{own:g}", f"{spm[at]:.3f}", f"{spm[own]:.3f}", f"{spm[at] / spm[own]:.3f}"]
+                lines.append([f"{experiment.title}, {experiment.case_name(case)}", *cells])
+    header = ["case", "rate: dense", "rate: SPM", "loss of SPM: dense's rate", "loss of SPM: own rate", "ratio"]
+    return [header, *lines] if lines else None
+
+
+def _best(losses: dict[float, float]) -> float:
+    return min(losses, key=lambda lr: math.inf if math.isnan(losses[lr]) else losses[lr])
+
+
+def _experiment(name: str) -> Experiment:
+    return next(one for one in EXPERIMENTS if one.name == name)
+
+
+TABLES = {
+    **{f"{name.removesuffix('-own')}-own": partial(table, name) for name in FOLDERS},
+    "transfer": transfer,
+}
