@@ -114,7 +114,7 @@ def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int =
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
         return lr * features / (2 * stages)
-    return min(lr * features / 30, 0.06) / (math.sqrt(stages) * layers**0.25)
+    return min(lr * features / 30, 0.06) / math.sqrt(stages * math.sqrt(layers))
 
 
 def embedding_rate(features: int, lr: float) -> float:
