@@ -19,7 +19,7 @@ from pairmix_lab.report.timing import speedup, step_time
 FOLDERS = {"teacher-own": "teacher", "agnews-own": "agnews", "shakespeare-own": "shakespeare", "elman": "shakespeare",
            "gpt": "gpt"}  # fmt: skip
 """The folders of results with such runs, and their experiments."""
-DENSE, SPM = contenders.DENSE.label, contenders.SPM.label
+DENSE = contenders.DENSE.label
 
 
 def tried(experiment: Experiment, folder: Path) -> dict[tuple[Case, str], dict[float, float]]:
@@ -88,15 +88,14 @@ def transfer(results: Path) -> Table | None:
             continue
         losses = tried(experiment, results / name)
         for case, label in losses:
-            dense = losses.get((case, DENSE))
-            if label != SPM or not dense:
+            dense, spm = losses.get((case, DENSE)), losses[case, label]
+            if contenders.labelled(label).key != contenders.SPM.key or not dense:
                 continue
-            spm = losses[case, label]
             at, own = _best(dense), _best(spm)
             if at in spm:
                 cells = [f"{at:g}", f"{own:g}", f"{spm[at]:.3f}", f"{spm[own]:.3f}", f"{spm[at] / spm[own]:.3f}"]
-                lines.append([f"{experiment.title}, {experiment.case_name(case)}", *cells])
-    header = ["case", "rate: dense", "rate: SPM", "loss of SPM: dense's rate", "loss of SPM: own rate", "ratio"]
+                lines.append([f"{experiment.title}, {experiment.case_name(case)}", label, *cells])
+    header = ["case", "layer", "rate: dense", "rate: own", "loss: dense's rate", "loss: own rate", "ratio"]
     return [header, *lines] if lines else None
 
 

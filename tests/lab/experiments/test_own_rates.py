@@ -38,8 +38,8 @@ def test_every_contender_is_shown_with_its_best_rate(results):
 def test_transfer_compares_the_first_seed_at_both_rates(results):
     (line,) = lines(own_rates.transfer(results))
     assert line == {
-        **{"case": "GPT, n = 256, shakespeare, 60 s", "rate: dense": "0.002", "rate: SPM": "0.004"},
-        **{"loss of SPM: dense's rate": "2.020", "loss of SPM: own rate": "2.000", "ratio": "1.010"},
+        **{"case": "GPT, n = 256, shakespeare, 60 s", "layer": "SPM", "rate: dense": "0.002", "rate: own": "0.004"},
+        **{"loss: dense's rate": "2.020", "loss: own rate": "2.000", "ratio": "1.010"},
     }
 
 
