@@ -25,6 +25,10 @@ demo: $(INSTALLED) ## Train a dense and an SPM student, compare them, write a pa
 TRAIN := $(BIN)/pairmix train
 WITH_DATA = $(if $(DATA),--data $(DATA))
 
+COSINE := --decay cosine --clip 1.0
+ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
+GPT = $(TRAIN) gpt $(WITH_DATA) --layers spm,dense,lowrank --out results/gpt --resume
+
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
 	$(TRAIN) teacher --widths 256 --layers dense,spm,lowrank --angle-stds 0.03,0.1,0.3,1.0,uniform \
@@ -35,19 +39,30 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	    $(TRAIN) teacher --widths 256 --layers dense,spm,lowrank,identity --lr $$lr --out results/teacher-lr/$$lr --resume && \
 	    $(TRAIN) agnews $(WITH_DATA) --widths 2048 --seeds 0 --lr $$lr --out results/agnews-lr/$$lr --resume || exit; \
 	done
-	for lr in 0.001 0.003 0.01; do for decay in 0 0.1 1; do \
-	    $(TRAIN) teacher --widths 256 --layers dense,spm,lowrank --blocks general,rotation --angle-stds 0.1,uniform \
-	        --rows 300,1000,3000,10000,30000,100000 --lr $$lr --weight-decay $$decay --out results/teacher-rows/$$lr --resume || exit; \
-	done; done
-	$(TRAIN) teacher --widths 256 --layers dense,spm --blocks general,rotation --angle-stds 0.1,uniform --norms \
-	    --out results/teacher-norms --resume
+	$(TRAIN) teacher --widths 256 --layers dense,spm,lowrank --inits near_identity --blocks general,rotation \
+	    --angle-stds 0.1,uniform --rows 300,1000,3000,10000,30000,100000 --lrs 0.001,0.003,0.01 --out results/teacher-rows --resume
+	$(TRAIN) teacher --widths 256 --layers dense,spm --inits near_identity --blocks general,rotation --angle-stds 0.1,uniform \
+	    --norms --out results/teacher-norms --resume
+	$(TRAIN) teacher --layers dense,spm,lowrank --inits near_identity --widths 256,1024 --angle-stds 0.1,uniform \
+	    --lrs 0.001,0.003,0.01 --out results/teacher-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192 --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.003,0.01 --out results/agnews-own --resume
+	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 50 --steps 1400 --lrs 0.0003,0.001 --out results/shakespeare-own --resume
+	$(ELMAN) --layers spm,lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
+	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002
+	$(ELMAN) --layers dense --lrs 0.001,0.002,0.004
+	test -e results/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15
+	$(GPT) --seconds 30 --seeds 0,1,2 --widths 256 --lrs 0.001,0.002,0.004
+	$(GPT) --seconds 30 --seeds 0,1,2 --widths 512,1024 --lrs 0.00025,0.0005,0.001
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
-	$(BIN)/pairmix report results/teacher results/teacher-rows results/teacher-norms results/agnews results/shakespeare results/steps.json -o results/report.html --pictures results/pictures
+	$(BIN)/pairmix report results/teacher results/teacher-rows results/teacher-norms results/agnews results/shakespeare results/gpt \
+	    results/steps.json results/steps-gpt.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
 
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
@@ -100,6 +115,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench operator --variants --out results
 	$(BIN)/pairmix bench modules --out results
 	$(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory --out results
+	$(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15 --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind
