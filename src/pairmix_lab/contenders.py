@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pairmix
 from pairmix.nn import SPMLinear
 from pairmix.nn.init import INITS
+from pairmix.schedule import Schedule
 
 Build = Callable[[], nn.Module]
 """Makes a layer. It can be pickled, so that another process can make the same one."""
@@ -156,6 +157,18 @@ def _companion(in_features: int, out_features: int, maps: int, rank: int | None 
     return _spm(in_features, out_features, maps, rank=rank, **options)
 
 
+def _deeper(in_features: int, out_features: int, maps: int, stages: int | None = None, **options: Any) -> nn.Module:
+    usual = Schedule.butterfly(max(in_features, out_features), stages).stages
+    return _spm(in_features, out_features, maps, stages=2 * usual, **options)
+
+
+def _mixture(in_features: int, out_features: int, maps: int, stages: int | None = None, **options: Any) -> nn.Module:
+    butterfly = Schedule.butterfly(max(in_features, out_features), stages)
+    other = Schedule.random(butterfly.n, butterfly.stages, seed=1)
+    pairs = Schedule.side_by_side([butterfly, other])
+    return _spm(in_features, out_features, maps, width=pairs.n, schedule=pairs, **options)
+
+
 def _low_rank(in_features: int, out_features: int, maps: int, rank: int | None = None, **options: Any) -> nn.Module:
     rank = equal_rank(in_features, out_features, **options) if rank is None else rank
     return _each(partial(LowRank, rank=rank))(in_features, out_features, maps)
@@ -208,6 +221,8 @@ LOW_RANK = Contender(
     "lowrank", "low rank", "#009e73", "^", build=_low_rank, timed=_low_rank_alone, aliases=("low rank, SPM's size",)
 )
 COMPANION = Contender("companion", "SPM + low rank", "#004d80", "h", build=_companion)
+DEEPER = Contender("deeper", "SPM, twice the stages", "#004488", "D", build=_deeper)
+MIXTURE = Contender("mixture", "SPM, sum of two", "#5d3a9b", "P", build=_mixture)
 IDENTITY = Contender("identity", "dense from identity", "#e69f00", "D", build=_dense_from_identity)
 SOFTMAX = Contender("softmax", "softmax only", "#cc79a7", "P")
 RANK_64 = Contender(
@@ -255,7 +270,8 @@ CONTENDERS = (
     *(one for layer in (SPM, SPM_ROTATION, SPM_OTHER_PAIRS, SPM_ROTATION_OTHER_PAIRS) for one in _with_starts(layer)),
     *(*SPM_STAGES, SPM_DENSE_ATTENTION, SPM_DENSE_FEED_FORWARD),
     *_with_starts(COMPANION),
-    *(LOW_RANK, *LOW_RANK_STAGES, IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
+    *(DEEPER, MIXTURE, LOW_RANK, *LOW_RANK_STAGES),
+    *(IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
 )
 """All of them, in the order in which they are shown."""
 

@@ -70,12 +70,22 @@ def test_spm_takes_the_options():
     assert make("spm", 8).maps is None
 
 
+def test_extensions_have_twice_the_stages_or_twice_the_width():
+    usual, deeper, mixture = (make(name, 6, 24, maps=3, gain=0.5) for name in ("spm", "deeper", "mixture"))
+    assert (deeper.stages, deeper.width) == (2 * usual.stages, usual.width)
+    assert (mixture.stages, mixture.width) == (usual.stages, 2 * usual.width)
+    assert not mixture.schedule.reach().all()  # each half reaches its own coordinates alone
+    for layer in (deeper, mixture):
+        assert layer(torch.randn(2, 6)).shape == (2, 3 * 24)
+        assert layer.gain == 0.5
+
+
 def test_dense_is_torchs_own():
     assert type(make("dense", 8)) is nn.Linear
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"one of \['dense', 'spm', 'companion', 'lowrank', .*\], got 'sparse'"):
+    with pytest.raises(ValueError, match=r"one of \['dense', 'spm', 'companion', 'deeper', .*\], got 'sparse'"):
         make("sparse", 8)
 
 

@@ -107,7 +107,7 @@ def _rows(
     for name, build in builds.items():
         torch.manual_seed(0)
         steps[name] = step_of(build(), inputs)
-    model = tasks[SPM.key].build()
+    model = first.build()
     if isinstance(model, nn.Sequential):  # otherwise the layer is not what reads the input
         # What would be left if the layer cost nothing: its output is there, and the gradient of it is computed.
         steps[REST.key] = step_of(model[1:], inputs.detach().requires_grad_())

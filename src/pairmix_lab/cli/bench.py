@@ -139,6 +139,8 @@ def bench_steps_command(
         str | None,
         typer.Option(help="Only this one; the result is then called steps-NAME.", show_default="all of them"),
     ] = None,
+    layers: Annotated[str | None, typer.Option(help="Its layers; the usual ones if not given.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Its widths; the usual ones if not given.")] = None,
     data: Data = None,
     out: Out = Path("results"),
     seconds: Annotated[float, typer.Option(help="How long to measure each width.")] = bench_steps.Config.seconds,
@@ -154,8 +156,12 @@ def bench_steps_command(
     if experiment not in (None, *config.cases):
         names = ", ".join(config.cases)
         raise typer.BadParameter(f"must be one of {names}; got {experiment!r}", param_hint="--experiment")
+    if experiment is None and (layers or widths):
+        raise typer.BadParameter("--layers and --widths are of one --experiment")
     if experiment is not None:
-        config = replace(config, cases={experiment: config.cases[experiment]})
+        chosen: dict[str, Any] = {} if layers is None else {"layers": options.words("--layers", layers)}
+        chosen |= {} if widths is None else {"widths": whole_numbers("--widths", widths)}
+        config = replace(config, cases={experiment: replace(config.cases[experiment], **chosen)})
     if numbers is not None:
         config = replace(config, threads=numbers)
     settings = {"experiment": "steps", "keep_memory": keep_memory, **config.as_dict()}

@@ -38,6 +38,7 @@ DENSE, SPM = contenders.DENSE.label, contenders.SPM.label
 LAYERS = tuple(
     one.key for one in (contenders.DENSE, contenders.SPM, contenders.COMPANION, contenders.LOW_RANK, contenders.MONARCH)
 )
+EXTENSIONS = tuple(one.key for one in (contenders.DEEPER, contenders.MIXTURE))
 HYBRIDS = (contenders.SPM_DENSE_ATTENTION, contenders.SPM_DENSE_FEED_FORWARD)
 WIDTHS = (128, 256, 512, 1024)
 TEXTS = {
@@ -61,7 +62,7 @@ class Config(TextConfig):
     """A GPT.
 
     Attributes:
-        layer: of its maps, of `LAYERS`.
+        layer: of its maps, of `LAYERS` or `EXTENSIONS`.
         width: of the residual stream, a multiple of 64.
         depth: the number of transformer blocks.
         text: what it learns from, of `TEXTS`.
@@ -86,7 +87,7 @@ class Config(TextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("layer", LAYERS)
+        self._check_choice("layer", (*LAYERS, *EXTENSIONS))
         self._check_choice("text", TEXTS)
         if self.width < 1 or self.width % HEAD:
             raise ValueError(f"width must be a multiple of {HEAD}, the features of an attention head, got {self.width}")
@@ -215,7 +216,7 @@ class GPTExperiment(Experiment):
         self,
         text: Annotated[str, typer.Option(help=f"What to learn from: {' or '.join(TEXTS)}.")] = Config.text,
         layers: Annotated[
-            str, typer.Option(help=f"Which layers to compare, of {', '.join(LAYERS)}.")
+            str, typer.Option(help=f"Which layers to compare, of {', '.join((*LAYERS, *EXTENSIONS))}.")
         ] = "dense,spm,lowrank",
         widths: options.Widths = str(Config.width),
         seeds: options.Seeds = "0",
@@ -246,7 +247,7 @@ class GPTExperiment(Experiment):
             Config,
             text=text,
             width=options.whole_numbers("--widths", widths),
-            layer=options.words("--layers", layers, LAYERS),
+            layer=options.words("--layers", layers, (*LAYERS, *EXTENSIONS)),
             block=options.words("--blocks", blocks, options.BLOCKS),
             seed=options.whole_numbers("--seeds", seeds, least=0),
             stages=stages,
@@ -359,7 +360,7 @@ EXPERIMENT = GPTExperiment()
 
 def rate(layer: str, width: int) -> float:
     """The learning rate of the nearest width, by their ratio, that was tried."""
-    rates = RATES[layer]
+    rates = RATES.get(layer, RATES[contenders.SPM.key])
     return rates[min(rates, key=lambda tried: abs(math.log(tried / width)))]
 
 
