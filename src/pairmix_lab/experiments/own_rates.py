@@ -16,14 +16,22 @@ from pairmix_lab.report.runs import Run, Runs, collect, every_run, outcomes
 from pairmix_lab.report.tables import Table
 from pairmix_lab.report.timing import speedup, step_time
 
-FOLDERS = {"teacher-own": "teacher", "agnews-own": "agnews", "shakespeare-own": "shakespeare", "elman": "shakespeare",
-           "gpt": "gpt"}  # fmt: skip
+FOLDERS = {
+    "teacher-own": "teacher",
+    "agnews-own": "agnews",
+    "shakespeare-own": "shakespeare",
+    "elman": "shakespeare",
+    "gpt": "gpt",
+    "extensions": "gpt",
+}
 """The folders of results with such runs, and their experiments."""
 DENSE = contenders.DENSE.label
 
 
 def tried(experiment: Experiment, folder: Path) -> dict[tuple[Case, str], dict[float, float]]:
     """For every case and contender, by learning rate, the validation loss of the first seed in the end."""
+    if not folder.is_dir():
+        return {}
     losses: dict[tuple[Case, str], dict[float, float]] = defaultdict(dict)
     first: dict[tuple[Case, str], int] = {}
     for run in sorted(every_run([folder], [experiment]), key=lambda run: int(run["config"]["seed"])):
@@ -41,10 +49,11 @@ def last_loss(run: Run) -> float:
 def table(name: str, results: Path) -> Table | None:
     """What every contender of a folder comes to with its own rate; None if nothing was run."""
     experiment = _experiment(FOLDERS[name])
-    if not any((results / name).rglob("*.json")):
-        return None
-    runs = collect([results / name, *results.glob("steps*.json")], [experiment])
     rates = tried(experiment, results / name)
+    if not rates:
+        return None
+    own_times = any((results / name).glob("steps*.json"))
+    runs = collect([results / name, *([] if own_times else results.glob("steps*.json"))], [experiment])
     key, unit = experiment.measure
     digits = 2 if unit == 100 else 3
     lines = []
@@ -84,8 +93,6 @@ def transfer(results: Path) -> Table | None:
     lines = []
     for name, owner in FOLDERS.items():
         experiment = _experiment(owner)
-        if not any((results / name).rglob("*.json")):
-            continue
         losses = tried(experiment, results / name)
         for case, label in losses:
             dense, spm = losses.get((case, DENSE)), losses[case, label]
