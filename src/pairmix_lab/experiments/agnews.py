@@ -145,7 +145,7 @@ class AGNewsExperiment(Classification):
     )
     config = Config
     dataset = AGNEWS
-    in_short = {"AG News: accuracy, %": Case(name, 4096)}  # noqa: RUF012
+    in_short = {"AG News: accuracy, %": ("agnews-own", Case(name, 4096))}  # noqa: RUF012
     step_cases = StepCases(
         widths=(2048, 4096, 8192, 16384, 32768, 65536),
         layers=(*StepCases.layers, contenders.SOFTMAX.key),

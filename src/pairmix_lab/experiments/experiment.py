@@ -72,7 +72,7 @@ class Experiment(Reported):
         start_cases: what `pairmix bench init` trains; the config must be a `Compared`.
         demo: gives the runs of `pairmix demo`, and its parameters are the options of that command; None if it has none.
         measure: the number of an outcome that says how well a model does, and what to multiply it by for the reader.
-        in_short: the cases that README shows, by what they are.
+        in_short: the cases that README shows, by what they are, each with the folder of its results.
     """
 
     help: str
@@ -82,7 +82,7 @@ class Experiment(Reported):
     start_cases: Sequence[StartCase] = ()
     demo: Callable[..., Demo] | None = None
     measure: tuple[str, float]
-    in_short: Mapping[str, Case] = {}
+    in_short: Mapping[str, tuple[str, Case]] = {}
 
     @abstractmethod
     def configs(self, *args: Any, **kwargs: Any) -> Sequence[Recipe]:

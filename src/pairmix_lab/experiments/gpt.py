@@ -205,8 +205,9 @@ class GPTExperiment(Experiment):
     )
     measure = ("valid_bpc", 1)
     in_short = {  # noqa: RUF012
-        "small GPT, 600 s of training: bits per byte (less is better)": Case(
-            name, 512, str(Setting("shakespeare", 600, SECONDS))
+        "small GPT, 30 s of training: bits per byte (less is better)": (
+            name,
+            Case(name, 512, str(Setting("shakespeare", 30, SECONDS))),
         )
     }
     step_cases = StepCases(widths=WIDTHS, layers=LAYERS, seconds=2, others=_hybrids)

@@ -19,15 +19,13 @@ def table(results: Path) -> Table | None:
     known = [one for key in KEYS for one in contenders.CONTENDERS if one.key == key and not one.is_variant]
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for experiment in EXPERIMENTS:
-        found = sorted((results / experiment.name).rglob("*.json"))
-        if not experiment.in_short or not found:
-            continue
-        runs, (key, unit) = collect(found, [experiment]), experiment.measure
-        for words, case in experiment.in_short.items():
-            shown_here = runs.contenders([case])
-            if shown_here:
+        key, unit = experiment.measure
+        for words, (folder, case) in experiment.in_short.items():
+            found = sorted((results / folder).rglob("*.json"))
+            runs = collect(found, [experiment]) if found else None
+            if runs and runs.contenders([case]):
                 cells[words, f"{case.width:,}"] = {
-                    name: spread(outcomes(runs.of(case, name), key), unit=unit) for name in shown_here
+                    name: spread(outcomes(runs.of(case, name), key), unit=unit) for name in runs.contenders([case])
                 }
     shown = [one.label for one in known if any(one.label in line for line in cells.values())]
     lines = [[*task, *(line.get(name, "-") for name in shown)] for task, line in cells.items()]

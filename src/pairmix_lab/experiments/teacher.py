@@ -217,8 +217,8 @@ class TeacherExperiment(Classification):
     main_setting = Config.angle_std
     keeps_variants = False  # they have a table of their own
     in_short = {  # noqa: RUF012
-        "teacher near the identity: accuracy, %": Case(name, 2048, main_setting),
-        "teacher far from the identity: accuracy, %": Case(name, 256, UNIFORM),
+        "teacher near the identity: accuracy, %": ("teacher-own", Case(name, 1024, main_setting)),
+        "teacher far from the identity: accuracy, %": ("teacher-own", Case(name, 1024, UNIFORM)),
     }
     step_cases = StepCases(widths=(256, 512, 1024, 2048))
     start_cases = (

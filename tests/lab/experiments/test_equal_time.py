@@ -201,11 +201,11 @@ def test_all_tables_have_the_names_that_pages_ask_for(collected):
 
 
 def test_in_short(tmp_path):
-    name = "small GPT, 600 s of training: bits per byte (less is better)"
+    name = "small GPT, 30 s of training: bits per byte (less is better)"
     assert summary.table(tmp_path) is None
     write(tmp_path / "gpt", gpt(budget=60.0, width=512))
     assert summary.table(tmp_path) is None  # not the case that is shown
-    write(tmp_path / "gpt", *(gpt(layer, budget=600.0, width=512) for layer in ("dense", "spm")))
+    write(tmp_path / "gpt", *(gpt(layer, budget=30.0, width=512) for layer in ("dense", "spm")))
     bits = f"{2 / math.log(2):.2f}"
     assert summary.table(tmp_path) == [["task", "n", "dense", "SPM"], [name, "512", bits, bits]]
 

@@ -180,13 +180,14 @@ def test_the_main_tables_show_every_start(collected):
 
 
 def test_the_summary_shows_every_start_that_was_run(tmp_path):
-    old = teacher(accuracy=0.7, width=2048)
+    old = teacher(accuracy=0.7, width=1024)
     del old["config"]["init"], old["config"]["layer_rate"]
-    synthetic.write(tmp_path / "teacher", old, teacher("dense", accuracy=0.5, width=2048), teacher(angle_std="uniform"))
+    runs = old, teacher("dense", accuracy=0.5, width=1024), teacher(width=1024, angle_std="uniform")
+    synthetic.write(tmp_path / "teacher-own", *runs)
     header, near, far = summary.table(tmp_path)
     assert header == ["task", "n", "dense", "SPM", "SPM, near identity, common rate"]
-    assert near[1:] == ["2,048", "50.00", "-", "70.00"]
-    assert far[1:] == ["256", "-", "90.00", "-"]
+    assert near[1:] == ["1,024", "50.00", "-", "70.00"]
+    assert far[1:] == ["1,024", "-", "90.00", "-"]
 
 
 def test_a_config_belongs_to_one_study():
