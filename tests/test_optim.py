@@ -82,7 +82,7 @@ def test_the_rule():
     assert scale(1024, 1024, stages=40) == pytest.approx(scale(1024, 1024, stages=10) / 2)
     assert scale(256, 1024) == pytest.approx(scale(1024, 256))
     assert scale(8, 8, stages=0) == scale(8, 8, stages=1)
-    assert spm_rate(SPMLinear(1024, 1024), 1e-3, "sgd") == 1e-3 * 1024 / 20
+    assert spm_rate(SPMLinear(1024, 1024), 1e-3, "sgd") == 2e-3
 
 
 def test_many_layers_learn_more_slowly_than_one():
