@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pairmix_lab import contenders
 from pairmix_lab.experiments import EXPERIMENTS
@@ -28,17 +29,36 @@ FOLDERS = {
 DENSE = contenders.DENSE.label
 
 
-def tried(experiment: Experiment, folder: Path) -> dict[tuple[Case, str], dict[float, float]]:
-    """For every case and contender, by learning rate, the validation loss of the first seed in the end."""
+class Tried(NamedTuple):
+    """What has been trained with several rates.
+
+    Attributes:
+        case: on what.
+        label: of the contender.
+        embedding_rate: what the rate of its embeddings was multiplied by; None for what `pairmix.param_groups` says.
+    """
+
+    case: Case
+    label: str
+    embedding_rate: float | None
+
+
+def tried(experiment: Experiment, folder: Path) -> dict[Tried, dict[float, float]]:
+    """By learning rate, the validation loss of the first seed in the end."""
     if not folder.is_dir():
         return {}
-    losses: dict[tuple[Case, str], dict[float, float]] = defaultdict(dict)
-    first: dict[tuple[Case, str], int] = {}
+    losses: dict[Tried, dict[float, float]] = defaultdict(dict)
+    first: dict[Tried, int] = {}
     for run in sorted(every_run([folder], [experiment]), key=lambda run: int(run["config"]["seed"])):
-        key = experiment.case(run["config"]), contenders.of_config(run["config"]).label
-        if first.setdefault(key, run["config"]["seed"]) == run["config"]["seed"]:
-            losses[key][run["config"]["lr"]] = last_loss(run)
+        one = _tried(experiment, run)
+        if first.setdefault(one, run["config"]["seed"]) == run["config"]["seed"]:
+            losses[one][run["config"]["lr"]] = last_loss(run)
     return losses
+
+
+def _tried(experiment: Experiment, run: Run) -> Tried:
+    config = run["config"]
+    return Tried(experiment.case(config), contenders.of_config(config).label, config.get("embedding_rate"))
 
 
 def last_loss(run: Run) -> float:
@@ -65,7 +85,7 @@ def table(name: str, results: Path) -> Table | None:
                 [
                     experiment.case_name(case),
                     label,
-                    _rate(config["lr"], rates[case, label]),
+                    _rate(config["lr"], rates[_tried(experiment, chosen[0])], config.get("embedding_rate")),
                     f"{config['steps']:,}",
                     str(len(chosen)),
                     spread(outcomes(chosen, key), unit=unit, digits=digits),
@@ -82,10 +102,11 @@ def _times(runs: Runs, case: Case, label: str) -> list[str]:
     return [in_cell(step_time(runs, case, label)), in_cell(speedup(runs, case, label))]
 
 
-def _rate(chosen: float, losses: dict[float, float]) -> str:
+def _rate(chosen: float, losses: dict[float, float], embedding_rate: float | None) -> str:
     """Marked if it is the smallest or the largest that was tried: a rate beyond it may be better."""
     edges = {min(losses): " (smallest)", max(losses): " (largest)"} if len(losses) > 1 else {}
-    return f"{chosen:g}{edges.get(chosen, '')}"
+    embeddings = "" if embedding_rate is None else f", embeddings x {embedding_rate:g}"
+    return f"{chosen:g}{edges.get(chosen, '')}{embeddings}"
 
 
 def transfer(results: Path) -> Table | None:
@@ -94,8 +115,8 @@ def transfer(results: Path) -> Table | None:
     for name, owner in FOLDERS.items():
         experiment = _experiment(owner)
         losses = tried(experiment, results / name)
-        for case, label in losses:
-            dense, spm = losses.get((case, DENSE)), losses[case, label]
+        for (case, label, _), spm in losses.items():
+            dense = losses.get(Tried(case, DENSE, None))
             if contenders.labelled(label).key != contenders.SPM.key or not dense:
                 continue
             at, own = _best(dense), _best(spm)

@@ -43,6 +43,14 @@ def test_transfer_compares_the_first_seed_at_both_rates(results):
     }
 
 
+def test_rates_of_embeddings_are_tried_apart(results):
+    write(results / "gpt" / "embeddings", gpt("dense", lr=4e-3, loss=1.0, budget=60.0, embedding_rate=20.0))
+    dense, *_ = lines(own_rates.table("gpt", results))
+    assert (dense["rate"], dense["bits per byte"]) == ("0.004, embeddings x 20", "1.443")
+    (line,) = lines(own_rates.transfer(results))
+    assert line["rate: dense"] == "0.002"  # the one that all parameters of dense have
+
+
 def test_a_rate_that_spm_was_not_tried_with_has_no_line(tmp_path):
     write(tmp_path / "gpt", gpt("dense", lr=1e-3), gpt("spm", lr=2e-3))
     assert own_rates.transfer(tmp_path) is None
@@ -50,7 +58,7 @@ def test_a_rate_that_spm_was_not_tried_with_has_no_line(tmp_path):
 
 def test_all_rates_are_known_that_were_tried(results):
     rates = own_rates.tried(EXPERIMENT, results / "gpt")
-    assert {label for _, label in rates} == {"dense", "SPM", "low rank"}
+    assert {one.label for one in rates} == {"dense", "SPM", "low rank"}
     assert all(list(losses) == [1e-3, 2e-3, 4e-3] for losses in rates.values())
 
 
