@@ -101,6 +101,8 @@ def test_an_unknown_name_is_refused():
         ({"layer": "spm", "block": "general", "dense_maps": ""}, "SPM"),
         ({"layer": "dense", "block": "rotation", "pairing": "other"}, "dense"),
         ({"layer": "spm", "init": "own", "layer_rate": None}, "SPM"),
+        ({"layer": "spm", "init": "own", "stages": 48}, "SPM, 48 stages"),
+        ({"layer": "lowrank", "stages": 24}, "low rank, size of 24 stages"),
         ({"layer": "spm", "init": "near_identity", "layer_rate": None}, "SPM, near identity"),
         ({"layer": "spm", "init": "near_identity", "layer_rate": 1.0}, "SPM, near identity, common rate"),
         (

@@ -147,6 +147,17 @@ def test_one_experiment_alone(folder, monkeypatch):
     assert not (folder / "steps.json").exists()
     saved = results.load(folder / "steps-teacher.json")
     assert {row["experiment"] for row in saved["rows"]} == {"teacher"}
+    result = command(
+        "--experiment", "teacher", "--layers", "spm,lowrank", "--widths", "6", "--out", folder, "--seconds", 0
+    )
+    assert result.exit_code == 0, result.output
+    saved = results.load(folder / "steps-teacher.json")
+    assert [(row["layer"], row["width"]) for row in saved["rows"]] == [
+        (layer, 6) for layer in ("spm", "lowrank", REST.key)
+    ]
+    alone = command("--layers", "spm", "--out", folder)
+    assert alone.exit_code == 2
+    assert "--layers and --widths are of one --experiment" in " ".join(alone.output.split())
     wrong = command("--experiment", "cifar", "--out", folder)
     assert wrong.exit_code == 2
     assert "got 'cifar'" in wrong.output

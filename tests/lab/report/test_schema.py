@@ -65,6 +65,7 @@ BAD = [
     ("config.weight_decay", -1.0, "a number in 0..1e+38"),
     ("config.init", ["own"], TEXT),
     ("config.layer_rate", [1.0], f"null or {RATIO}"),
+    ("config.embedding_rate", "fast", f"null or {RATIO}"),
     ("config.rows", 0, f"null or {STEPS}"),
     ("config.rows", "many", f"null or {STEPS}"),
     ("config.norms", 1, "true or false"),
