@@ -27,7 +27,7 @@ WITH_DATA = $(if $(DATA),--data $(DATA))
 
 COSINE := --decay cosine --clip 1.0
 ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
-GPT = $(TRAIN) gpt $(WITH_DATA) --layers spm,dense,lowrank --out results/gpt --resume
+GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
@@ -52,14 +52,19 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.003,0.01 --out results/agnews-own --resume
-	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 50 --steps 1400 --lrs 0.0003,0.001 --out results/shakespeare-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.01 --out results/agnews-own --resume
+	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 50 --steps 1000 --lrs 0.0003 --out results/shakespeare-own --resume
 	$(ELMAN) --layers spm,lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
+	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002
-	$(ELMAN) --layers dense --lrs 0.001,0.002,0.004
+	$(ELMAN) --layers dense --lrs 0.001,0.002
+	$(ELMAN) --layers dense --embedding-rate 40 --lrs 0.001,0.002
 	test -e results/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15
-	$(GPT) --seconds 30 --seeds 0,1,2 --widths 256 --lrs 0.001,0.002,0.004
-	$(GPT) --seconds 30 --seeds 0,1,2 --widths 512,1024 --lrs 0.00025,0.0005,0.001
+	$(GPT) --widths 128 --layers dense,spm --lrs 0.002,0.004
+	$(GPT) --widths 256 --layers spm,dense,lowrank --lrs 0.001,0.002,0.004
+	$(GPT) --widths 512 --layers spm,dense,lowrank --lrs 0.00025,0.0005,0.001
+	$(GPT) --widths 1024 --layers spm,lowrank --lrs 0.00025,0.0005,0.001
+	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 1024 --layers dense --lrs 0.00025,0.0005 --out results/gpt --resume
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
 	$(BIN)/pairmix report results/teacher results/teacher-rows results/teacher-norms results/agnews results/shakespeare results/gpt \
 	    results/steps.json results/steps-gpt.json -o results/report.html --pictures results/pictures
