@@ -115,7 +115,8 @@ def transfer(results: Path) -> Table | None:
     for name, owner in FOLDERS.items():
         experiment = _experiment(owner)
         losses = tried(experiment, results / name)
-        for (case, label, _), spm in losses.items():
+        by_case = sorted(losses.items(), key=lambda one: (experiment.order(one[0].case), one[0].label))
+        for (case, label, _), spm in by_case:
             dense = losses.get(Tried(case, DENSE, None))
             if contenders.labelled(label).key != contenders.SPM.key or not dense:
                 continue
