@@ -82,6 +82,9 @@ def test_the_rule():
     assert scale(1024, 1024, stages=40) == pytest.approx(scale(1024, 1024, stages=10) / 2)
     assert scale(256, 1024) == pytest.approx(scale(1024, 256))
     assert scale(8, 8, stages=0) == scale(8, 8, stages=1)
+    for init in ("identity", "near_identity"):  # a chain that is to stay there moves slowly, however wide it is
+        assert scale(4096, 4096, stages=8, init=init) == pytest.approx(scale(256, 256, stages=8))
+        assert scale(64, 64, init=init) == pytest.approx(scale(64, 64))
     assert spm_rate(SPMLinear(1024, 1024), 1e-3, "sgd") == 2e-3
 
 

@@ -108,12 +108,15 @@ def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int =
     For Adam and its kin `min(lr m / 30, 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of features,
     L that of stages and K that of SPM layers in the model. The best rate of a dense layer falls with its width; that of
     an SPM layer does not, but falls with its depth and somewhat with that of the model, and larger rates than the bound
-    often diverged. For SGD `20 lr / L`: the gradients of wide layers are small already. The constants were fitted in
-    short runs: see docs/training.md.
+    often diverged. Of a layer that starts at or near the identity, to stay there, m counts as 256 at most. For SGD
+    `20 lr / L`: the gradients of wide layers are small already. The constants were fitted in short runs: see
+    docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
         return 20 * lr / stages
+    if layer.init in ("identity", "near_identity"):
+        features = min(features, 256)
     return min(lr * features / 30, 0.06) / math.sqrt(stages * math.sqrt(layers))
 
 
