@@ -63,6 +63,8 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT) --widths 128 --layers dense,spm --lrs 0.002,0.004
 	$(GPT) --widths 256 --layers spm,dense,lowrank --lrs 0.001,0.002,0.004
 	$(GPT) --widths 512 --layers spm,dense,lowrank --lrs 0.00025,0.0005,0.001
+	$(GPT) --widths 512 --layers lowrank --embedding-rate 20 --lrs 0.0005,0.001
+	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 512 --layers dense --embedding-rate 20 --lrs 0.0005 --out results/gpt --resume
 	$(GPT) --widths 1024 --layers spm,lowrank --lrs 0.00025,0.0005,0.001
 	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 1024 --layers dense --lrs 0.00025,0.0005 --out results/gpt --resume
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory

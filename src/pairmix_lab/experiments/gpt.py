@@ -48,13 +48,13 @@ TEXTS = {
 MOST_VALIDATED = 200_000
 """Bytes of the validation part; more would take longer than the short runs, and add no digit to the loss."""
 RATES = {
-    contenders.DENSE.key: {128: 4e-3, 256: 2e-3, 512: 1e-3, 1024: 5e-4},
-    contenders.SPM.key: {128: 4e-3, 256: 2e-3, 512: 1e-3, 1024: 5e-4},
-    contenders.COMPANION.key: {128: 4e-3, 256: 2e-3, 512: 1e-3, 1024: 5e-4},
-    contenders.LOW_RANK.key: {128: 8e-3, 256: 4e-3, 512: 2e-3, 1024: 1e-3},
-    contenders.MONARCH.key: {128: 4e-3, 256: 2e-3, 512: 1e-3, 1024: 5e-4},
+    contenders.DENSE.key: {128: 2e-3, 256: 1e-3, 512: 5e-4, 1024: 2.5e-4},
+    contenders.SPM.key: {128: 4e-3, 256: 4e-3, 512: 1e-3, 1024: 5e-4},
+    contenders.COMPANION.key: {128: 4e-3, 256: 4e-3, 512: 1e-3, 1024: 5e-4},
+    contenders.LOW_RANK.key: {128: 4e-3, 256: 4e-3, 512: 1e-3, 1024: 5e-4},
+    contenders.MONARCH.key: {128: 2e-3, 256: 1e-3, 512: 5e-4, 1024: 2.5e-4},
 }
-"""The learning rates that were chosen on validation, by layer and width."""
+"""The learning rates by layer and width: what was best on validation in runs of 30 seconds, where there are some."""
 
 
 @dataclass(frozen=True, kw_only=True)
