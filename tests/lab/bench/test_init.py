@@ -334,6 +334,7 @@ def test_ctrl_c_stops_the_command_and_its_processes(part):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # a group of its own: a terminal sends Ctrl-C to all of it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored if the tests run with &
     ) as process:
         wait_until(lambda: lines_of(part), lambda: process.poll() is None)
         os.killpg(process.pid, signal.SIGINT)
