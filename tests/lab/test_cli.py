@@ -153,6 +153,16 @@ class TestTrain:
         assert not saved(folder / "runs" / "lr0.5")
         assert {one["config"]["seed"] for one in saved(folder / "runs" / "lr0.001").values()} == {0, 1}
 
+    def test_a_rate_whose_validation_is_not_a_number_is_not_chosen(self, folder, experiment, monkeypatch):
+        def score(self, run):
+            return math.nan if run["config"]["lr"] == 0.5 else -1.0
+
+        monkeypatch.setattr(type(BY_NAME[experiment]), "validation_score", score)
+        result = train(experiment, "--lrs 0.5,0.001 --seeds 0,1")
+        assert result.exit_code == 0, result.output
+        assert {one["config"]["seed"] for one in saved(folder / "runs" / "lr0.5").values()} == {0}
+        assert {one["config"]["seed"] for one in saved(folder / "runs" / "lr0.001").values()} == {0, 1}
+
     def test_both_blocks_in_one_grid(self, folder, experiment):
         result = train(experiment, "--blocks general,rotation")
         assert result.exit_code == 0, result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -147,7 +148,7 @@ def with_own_rates(
             one.config.lr: experiment.validation_score(results.load(one.result)) for one in several if one.is_there
         }
         if scores:
-            best = max(scores, key=lambda lr: scores[lr])
+            best = max(scores, key=lambda lr: -math.inf if math.isnan(scores[lr]) else scores[lr])
             others += [at(config, best) for config in seeds]
     train(others, True)
     return [one for one in [*(one for several in tried for one in several), *others] if one.is_there]
