@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.experiments import gpt
-from pairmix_lab.experiments.gpt import EXPERIMENT, LAYERS, RATES, WIDTHS, Config, Task, rate
+from pairmix_lab.experiments import gpt_task
+from pairmix_lab.experiments.gpt import EXPERIMENT, RATES, WIDTHS, rate
+from pairmix_lab.experiments.gpt_task import LAYERS, Config, Task
 from pairmix_lab.experiments.transformer import MAPS
 from pairmix_lab.training.loop import train
 
@@ -50,7 +51,7 @@ def write_times(folder, *rows):
 @pytest.fixture
 def make(folder, monkeypatch):
     """A task on the small texts."""
-    monkeypatch.setattr(gpt, "generate", lambda model, prompt, size, samples: [prompt] * samples)
+    monkeypatch.setattr(gpt_task, "generate", lambda model, prompt, size, samples: [prompt] * samples)
     return lambda **options: Task(Config(**{**SMALL, **options}), folder / "data")
 
 
@@ -89,7 +90,7 @@ class TestTexts:
         assert make(text=text).data == {f"{text}/{file}": f"sha256:{hashlib.sha256(content).hexdigest()}"}
 
     def test_a_long_validation_part_is_cut(self, make, monkeypatch):
-        monkeypatch.setattr(gpt, "MOST_VALIDATED", 50)
+        monkeypatch.setattr(gpt_task, "MOST_VALIDATED", 50)
         assert len(make().valid) == 50
 
     def test_a_text_that_is_too_short_is_refused(self, make):
@@ -294,7 +295,7 @@ class TestBudgets:
 class TestCommand:
     @pytest.fixture
     def run(self, folder, monkeypatch):
-        monkeypatch.setattr(gpt, "generate", lambda model, prompt, size, samples: [b"To be"])
+        monkeypatch.setattr(gpt_task, "generate", lambda model, prompt, size, samples: [b"To be"])
 
         def run(arguments):
             start = f"train gpt --layers spm --batch 2 --data data --out runs --widths 64 {arguments}"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from pairmix import SPMLinear
 from pairmix_lab import contenders
 from pairmix_lab.contenders import count_parameters
-from pairmix_lab.experiments.gpt import LAYERS
+from pairmix_lab.experiments.gpt_task import LAYERS
 from pairmix_lab.experiments.transformer import GPT, MAPS, STD, branch_gain, generate, start_
 
 LENGTH = 32
