@@ -15,7 +15,7 @@ install: $(INSTALLED) ## Make .venv and install pairmix into it, with all its ex
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/pairmix/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"pairmix needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev,integrations]'
 	touch $@
 
 demo: $(INSTALLED) ## Train a dense and an SPM student, compare them, write a page (under two minutes)

@@ -241,15 +241,15 @@ class TestStateDict:
     def test_a_checkpoint_without_its_description(self):
         layer = randomised(9, 5)
         checkpoint = layer.state_dict()
-        del checkpoint["_extra_state"]
-        with pytest.raises(RuntimeError, match="_extra_state"):
+        del checkpoint["description"]
+        with pytest.raises(RuntimeError, match=r'Missing key.*"description"'):
             randomised(9, 5).load_state_dict(checkpoint)
         randomised(9, 5).load_state_dict(checkpoint, strict=False)
 
     @pytest.mark.parametrize("content", [b"", b"not json", b"[]", b"{}", b'{"schedule": {}}', b'{"schedule": 3}'])
     def test_a_description_that_cannot_be_read(self, content):
         checkpoint = SPMLinear(9, 5).state_dict()
-        checkpoint["_extra_state"] = torch.tensor(list(content), dtype=torch.uint8)
+        checkpoint["description"] = torch.tensor(list(content), dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="its description cannot be read"):
             SPMLinear(9, 5).load_state_dict(checkpoint)
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pairmix.nn.distributed import placed_like
+
 
 def near_identity_(angles: Tensor, std: float = 0.02) -> Tensor:
     """Small random rotations: normal with this standard deviation, in radians."""
@@ -53,4 +55,4 @@ def output_scale_(d_out: Tensor, out_features: int) -> Tensor:
     n = d_out.shape[-1]
     output = torch.arange(n, device=d_out.device) % out_features
     summed = (n - 1 - output) // out_features + 1
-    return d_out.copy_(summed.to(d_out.dtype).rsqrt())
+    return d_out.copy_(placed_like(summed.to(d_out.dtype).rsqrt(), d_out))

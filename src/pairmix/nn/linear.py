@@ -8,10 +8,13 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from pairmix import functional
-from pairmix.nn import depth, description
+from pairmix.nn import depth
 from pairmix.nn import init as initial
+from pairmix.nn.description import Described
+from pairmix.nn.inputs import forward_special
 from pairmix.schedule import Schedule
 
 _SCHEDULES: dict[str, Callable[[int, int | None], Schedule]] = {
@@ -19,6 +22,8 @@ _SCHEDULES: dict[str, Callable[[int, int | None], Schedule]] = {
     "brick": Schedule.brick,
     "random": Schedule.random,
 }
+
+_Parameters, _tuple = functional.Parameters, tuple.__new__  # a named tuple makes itself in Python, which takes longer
 
 
 class SPMOptions(TypedDict, total=False):
@@ -33,7 +38,7 @@ class SPMOptions(TypedDict, total=False):
     impl: str
 
 
-class SPMLinear(nn.Module):
+class SPMLinear(Described):
     """A linear layer of pairwise mixing stages, in place of `torch.nn.Linear`.
 
         z_0 = d_in * tile(x)        z_l = B_l z_(l-1)        y = fold(d_out * z_L) + bias
@@ -78,6 +83,7 @@ class SPMLinear(nn.Module):
         residual_scale: `[L]`, or None unless n is odd and `residual="scale"`.
         down: `[rank, in_features]`, or None for `rank=0`.
         up: `[out_features, rank]`, or None for `rank=0`.
+        description: what the parameters mean, for checkpoints: uint8 `[256]`, JSON padded with zeros. A buffer.
 
     Examples:
         >>> layer = SPMLinear(1000, 1000)
@@ -122,11 +128,13 @@ class SPMLinear(nn.Module):
                 raise ValueError(f"{name} must be at least 1, got {number}")
         if rank < 0:
             raise ValueError(f"rank must be at least 0, got {rank}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point one, got {dtype}")
         if not (isinstance(gain, int | float) and math.isfinite(gain)):
             raise ValueError(f"gain must be a finite number, got {gain!r}")
         self.in_features = in_features
         self.out_features = out_features
-        self.schedule = _make_schedule(schedule, _width(in_features, out_features, width), stages)
+        self.schedule = make_schedule(schedule, _width(in_features, out_features, width), stages)
         self.block = block
         self.residual = residual
         self.init = init
@@ -164,6 +172,18 @@ class SPMLinear(nn.Module):
         """The number of stages."""
         return self.schedule.stages
 
+    @property
+    def multiply_adds(self) -> int:
+        """Of one input row: four of every pair and stage, those of the diagonals, and those of the low-rank map."""
+        of_stage = 4 * (self.width // 2) + (self.residual_scale is not None)
+        of_low_rank = self.rank * (self.in_features + self.out_features)
+        return (self.maps or 1) * (self.stages * of_stage + 2 * self.width + of_low_rank)
+
+    @property
+    def weight(self) -> Tensor:
+        """`to_dense()`, for code that reads the weight of an `nn.Linear`. Computed each time, and not a parameter."""
+        return self.to_dense()
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Fill the parameters anew, as `init` says."""
@@ -183,8 +203,13 @@ class SPMLinear(nn.Module):
         if self.down is not None and self.up is not None:
             nn.init.normal_(self.down, std=self.in_features**-0.5)
             nn.init.zeros_(self.up)
+        self._describe()
 
     def forward(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:
+            special: Tensor | None = forward_special(self, x)
+            if special is not None:
+                return special
         if x.dim() == 0 or x.size(-1) != self.in_features:
             raise ValueError(f"expected an input of shape (*, {self.in_features}), got {tuple(x.shape)}")
         y = functional.mix(x, self._tensors(), self.schedule, self.block, self.out_features, self.maps, self.impl)
@@ -209,15 +234,23 @@ class SPMLinear(nn.Module):
         return columns.T
 
     def _tensors(self) -> functional.Tensors:
-        """The parameters as the operator takes them."""
+        """The parameters as the operator takes them, if what was loaded last are those of such a layer."""
+        # Attributes of a module are found late, and a few of them, or of calls, take as long as a small layer.
+        if is_dynamo_compiling():
+            self._compare_description()
+        else:
+            described = self._buffers["description"]
+            compared, version = self._compared
+            if described is not compared or described._version != version:  # type: ignore[union-attr]
+                self._compare_description()
         blocks = "coeffs" if self.block == "general" else "angles"
         try:
-            # The attributes of a module are found late: five of them take as long as a small layer.
             own = self._parameters
-            return functional.Parameters(own[blocks], own["d_in"], own["d_out"], own["bias"], own["residual_scale"])
+            return _tuple(_Parameters, (own[blocks], own["d_in"], own["d_out"], own["bias"], own["residual_scale"]))
         except KeyError:  # some are computed: by a parametrization, by FSDP
+            _check_computed(self, blocks)
             names = (blocks, "d_in", "d_out", "bias", "residual_scale")
-            return functional.Parameters(*(getattr(self, name) for name in names))
+            return _Parameters(*(getattr(self, name) for name in names))
 
     def operator(self) -> dict[str, Any]:
         """What the functions of `pairmix.functional` take of this layer: parameters, schedule, block and impl."""
@@ -243,6 +276,7 @@ class SPMLinear(nn.Module):
         added = self.schedule.extended(stages)
         depth.change_stages_(self, lambda values, start: depth.appended(values, start, stages), optimizer)
         self.schedule = added
+        self._describe()
         return self
 
     @torch.no_grad()
@@ -263,6 +297,7 @@ class SPMLinear(nn.Module):
         left = [stage for stage in range(self.stages) if far[stage]]
         depth.change_stages_(self, lambda values, start: values[left], optimizer)
         self.schedule = self.schedule.only(left)
+        self._describe()
         return [stage for stage in range(len(far)) if not far[stage]]
 
     def extra_repr(self) -> str:
@@ -277,42 +312,26 @@ class SPMLinear(nn.Module):
             f"parameters={parameters:,} (dense {dense:,})"
         )
 
-    def get_extra_state(self) -> Tensor:
-        """What the parameters mean: block, sizes and schedule."""
-        return description.encoded(self._meaning())
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to set: `_load_from_state_dict` has compared it before it loaded any parameter."""
-
     def _meaning(self) -> dict[str, Any]:
-        return {
+        schedule = {"kind": self.schedule.kind, "n": self.width, "stages": self.stages, "digest": self.schedule.digest}
+        if self.schedule.seed is not None:
+            schedule["seed"] = self.schedule.seed
+        meaning = {
             "in_features": self.in_features,
             "out_features": self.out_features,
             "maps": self.maps,
             "block": self.block,
-            "residual": self.residual,
-            "schedule": self.schedule.to_dict(),
+            "schedule": schedule,
         }
+        return {**meaning, "residual": self.residual} if self.width % 2 else meaning
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        stored = state_dict.get(prefix + "_extra_state")
-        differences = [] if stored is None else description.differences(stored, self._meaning())
-        if differences:
-            name = prefix.removesuffix(".") or "SPMLinear"
-            error_msgs.append(f"{name}: the checkpoint is of another layer: {'; '.join(differences)}")
-            return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+
+def _check_computed(layer: nn.Module, blocks: str) -> None:
+    """Refuse a spectral norm of the blocks: it would divide all stages by that of a matrix that they are not."""
+    parametrizations = getattr(layer, "parametrizations", {})
+    names = [type(one).__name__ for one in parametrizations[blocks]] if blocks in parametrizations else []
+    if "_SpectralNorm" in names or f"{blocks}_u" in layer._buffers:
+        raise ValueError(f"spectral_norm on {blocks} of an SPM layer is not that of its matrix; bound d_out instead")
 
 
 def _width(in_features: int, out_features: int, width: int | None) -> int:
@@ -322,7 +341,8 @@ def _width(in_features: int, out_features: int, width: int | None) -> int:
     return least if width is None else width
 
 
-def _make_schedule(schedule: str | Schedule, n: int, stages: int | None) -> Schedule:
+def make_schedule(schedule: str | Schedule, n: int, stages: int | None) -> Schedule:
+    """The schedule of a layer of width `n`, from the options of `SPMLinear`."""
     if isinstance(schedule, str):
         _check_choice("schedule", schedule, _SCHEDULES)
         return _SCHEDULES[schedule](n, stages)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from pairmix.nn.description import Described
 from pairmix_lab import files
 
 FORMAT = "pairmix checkpoint 2"
@@ -89,7 +90,8 @@ def restore(path: Path, state: State, config: Mapping[str, Any]) -> None:
         if kind == "optimizer":
             index, moment = rest
             moments.setdefault(int(index), {})[moment] = value.clone()  # not the mapped file
-    state.model.load_state_dict({name: tensors[f"model.{name}"] for name in state.model.state_dict()})
+    model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    state.model.load_state_dict(model)
     state.optimizer.load_state_dict({**state.optimizer.state_dict(), "state": moments})
     torch.set_rng_state(tensors["random_state"])
     state.step, state.record = step, record
@@ -181,6 +183,9 @@ def _check_record(record: Any, step: int) -> None:
 def _check_tensors(tensors: Mapping[str, Tensor], state: State, step: int) -> None:
     """Whether they are what this run would write after so many steps."""
     model = {f"model.{name}": value for name, value in state.model.state_dict().items()}
+    renamed = _check_descriptions(tensors, state.model)
+    tensors = {name: value for name, value in tensors.items() if name not in renamed}
+    model = {name: value for name, value in model.items() if name not in renamed}
     moments: dict[tuple[int, str], Tensor] = {}
     parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters if step else []):  # Adam has no moments before its first step
@@ -192,14 +197,29 @@ def _check_tensors(tensors: Mapping[str, Tensor], state: State, step: int) -> No
     for name in [f"optimizer.{index}.step" for index, name in moments if name == "step"]:
         if tensors[name] != step:
             raise ValueError(f"does not fit this model: {name} is {float(tensors[name])}, though the step is {step}")
-    trained = {f"model.{name}" for name, _ in [*state.model.named_parameters(), *state.model.named_buffers()]}
-    for name in model.keys() - trained:  # what a layer says of itself, such as its schedule
-        if not tensors[name].equal(model[name]):
-            raise ValueError(f"does not fit this model: {name} is of another layer")
     try:
         torch.Generator().set_state(tensors["random_state"])
     except RuntimeError as error:
         raise ValueError(f"has a wrong random state: {error}") from error
+
+
+def _check_descriptions(tensors: Mapping[str, Tensor], model: nn.Module) -> set[str]:
+    """Raise unless the file describes the layers of the model.
+
+    Returns:
+        Both names of the descriptions that the file has under an older name.
+    """
+    renamed: set[str] = set()
+    for layer, module in model.named_modules(prefix="model"):
+        if isinstance(module, Described):
+            name, older = f"{layer}.description", f"{layer}._extra_state"
+            stored = tensors.get(name, tensors.get(older))
+            other = ["it is missing"] if stored is None else module.differences_from(stored)
+            if other:
+                raise ValueError(f"does not fit this model: {name} is of another layer: {'; '.join(other)}")
+            if name not in tensors:
+                renamed |= {name, older}
+    return renamed
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:

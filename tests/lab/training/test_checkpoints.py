@@ -27,7 +27,7 @@ def test_a_run_comes_back_to_the_bit(stored):
     checkpoints.restore(stored.path, state, CONFIG)
     assert torch.get_rng_state().equal(random_state)
     assert (state.step, state.record) == (3, stored.state.record)
-    assert len(expected) == 7 + 3 * 6  # six parameters and the pairs; Adam's two moments and step
+    assert len(expected) == 7 + 3 * 6  # six parameters and a description; Adam's two moments and step
     assert_same_bits(all_tensors(state), expected)
 
 
@@ -132,6 +132,27 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_differences(stored):
 )
 def test_a_checkpoint_of_another_model_is_refused(stored, layer):
     assert "does not fit this model" in refusal(stored.path, new_state(layer))
+
+
+def with_older_name(state):
+    """A model whose state dict has the description of its SPM layer where version 0.2 had it."""
+
+    def rename(_module, tensors, _prefix, _metadata):
+        tensors["0._extra_state"] = torch.tensor(
+            list(bytes(tensors.pop("0.description").tolist()).rstrip(b"\0")), dtype=torch.uint8
+        )
+
+    state.model.register_state_dict_post_hook(rename)
+    return state
+
+
+def test_a_checkpoint_with_the_older_name_of_the_description(stored):
+    checkpoints.store(stored.path, with_older_name(stored.state), CONFIG)
+    state = new_state(seed=1)
+    checkpoints.restore(stored.path, state, CONFIG)
+    assert state.model[0].coeffs.equal(stored.state.model[0].coeffs)
+    other = new_state(SPMLinear(16, 16, schedule=Schedule.random(16, 4, seed=1)))
+    assert "0.description is of another layer: schedule is" in refusal(stored.path, other)
 
 
 def test_a_folder_in_its_place(tmp_path):
