@@ -9,8 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from pairmix_lab.bench import (
+    fit,
     init,
     modules,
+    onnx,
     operator,
     operator_grid,
     operator_latency,
@@ -20,6 +22,7 @@ from pairmix_lab.bench import (
 )
 
 BENCHMARKS: dict[str, ModuleType] = {
+    "fit": fit,
     "init": init,
     "operator": operator,
     "operator-grid": operator_grid,
@@ -27,5 +30,6 @@ BENCHMARKS: dict[str, ModuleType] = {
     "operator-scaling": operator_scaling,
     "operator-variants": operator_variants,
     "modules": modules,
+    "onnx": onnx,
     "steps": steps,
 }

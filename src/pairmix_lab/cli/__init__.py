@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from pairmix import doctor as library_doctor
-from pairmix_lab.cli import bench, report, train
+from pairmix_lab.cli import analyse, bench, report, train
 
 
 def make_app() -> typer.Typer:
@@ -14,6 +14,7 @@ def make_app() -> typer.Typer:
     app.add_typer(train.make_app(), name="train")
     app.add_typer(bench.app, name="bench")
     app.command("report")(report.report)
+    app.command("analyse")(analyse.analyse)
     app.command("demo")(report.make_demo())
     app.command("doctor")(doctor)
     return app

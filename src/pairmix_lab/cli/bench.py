@@ -15,8 +15,10 @@ from rich.live import Live
 
 from pairmix import ops
 from pairmix_lab import results
+from pairmix_lab.bench import fit as bench_fit
 from pairmix_lab.bench import init as bench_init
 from pairmix_lab.bench import modules as bench_modules
+from pairmix_lab.bench import onnx as bench_onnx
 from pairmix_lab.bench import operator as bench_operator
 from pairmix_lab.bench import steps as bench_steps
 from pairmix_lab.bench.benchmarks import BENCHMARKS
@@ -110,6 +112,18 @@ def bench_operator_command(
         save(out / name, asdict(config), rows, benchmark.picture)
 
 
+@app.command("fit")
+def bench_fit_command(
+    out: Out = Path("results"),
+    steps: Annotated[int, typer.Option(min=0, help="Steps of refinement of every fit.")] = bench_fit.Config.steps,
+) -> None:
+    """Which matrices have an SPM near them? (about five minutes)"""
+    config = bench_fit.Config(steps=steps)
+    with _measuring_for(out):
+        rows = _live(bench_fit.run(config), bench_fit.table)
+        save(out / "fit", asdict(config), rows, bench_fit.picture)
+
+
 @app.command("modules")
 def bench_modules_command(
     out: Out = Path("results"),
@@ -131,6 +145,28 @@ def bench_modules_command(
         rows = _live(bench_modules.run(config), bench_modules.table)
         show(bench_modules.memory_table(rows))
         save(out / "modules", asdict(config), rows, bench_modules.picture)
+
+
+@app.command("onnx")
+def bench_onnx_command(
+    out: Out = Path("results"),
+    widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
+    batches: Annotated[str | None, typer.Option(help="The numbers of rows, such as 1,64.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure each size.")] = bench_onnx.Config.seconds,
+    threads: Threads = None,
+) -> None:
+    """How fast is a layer in onnxruntime, stage by stage and merged? (about two minutes)"""
+    _check_seconds(seconds)
+    options = {
+        "widths": _optional_numbers("--widths", widths),
+        "batches": _optional_numbers("--batches", batches),
+        "threads": _optional_numbers("--threads", threads),
+    }
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    config = bench_onnx.Config(seconds=seconds, **given)
+    with _measuring_for(out):
+        rows = _live(bench_onnx.run(config), bench_onnx.table)
+        save(out / "onnx", asdict(config), rows, bench_onnx.picture)
 
 
 @app.command("steps")
