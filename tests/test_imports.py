@@ -12,7 +12,7 @@ from pairmix import ops
 
 PACKAGES = {package.__name__: Path(package.__file__).parent for package in (pairmix, pairmix_lab)}
 
-# pairmix_lab -> optim -> nn -> functional -> ops -> schedule
+# pairmix_lab -> convert, optim -> fit, adapters -> nn -> functional -> ops -> schedule
 MAY_IMPORT = {
     "pairmix": {
         "_kernels": set(),
@@ -21,10 +21,18 @@ MAY_IMPORT = {
         "ops": {"schedule", "_kernels"},
         "functional": {"ops", "schedule"},
         "nn": {"functional", "schedule"},
-        "optim": {"nn"},
+        "tables": set(),
+        "adapters": {"nn", "functional", "schedule", "tables"},
+        "optim": {"nn", "adapters", "tables"},
+        "dense": set(),
+        "factorisation": {"schedule", "pairings"},
+        "fit": {"dense", "factorisation", "nn", "schedule"},
+        "twins": {"dense", "nn"},
+        "conversion": {"tables"},
+        "convert": {"conversion", "dense", "fit", "nn", "twins"},
         "doctor": {"", "functional", "ops"},  # of pairmix itself only the version
         "__main__": {"doctor"},
-        "": {"nn", "functional", "ops", "optim", "schedule"},
+        "": {"nn", "functional", "ops", "optim", "schedule", "adapters", "convert", "fit"},
     },
     # cli -> bench -> experiments -> report, training -> contenders
     "pairmix_lab": {
@@ -35,11 +43,13 @@ MAY_IMPORT = {
         "training": {"results", "files"},
         "report": {"contenders", "results", "files"},
         "experiments": {"contenders", "training", "report", "files"},
-        "bench": {"contenders", "training", "report", "experiments"},
-        "cli": {"bench", "experiments", "training", "report", "results", "files"},
+        "analyse": {"report"},
+        "bench": {"analyse", "contenders", "training", "report", "experiments"},
+        "cli": {"analyse", "bench", "experiments", "training", "report", "results", "files"},
     },
 }
 TORCH_AND_NUMPY = {"torch", "numpy"}
+OPTIONAL = {"safetensors", "tqdm"}  # imported in the functions that need them
 
 
 def modules():
@@ -52,9 +62,9 @@ def module_name(folder, path):
     return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
-def imported(path):
+def imported(path, nodes=ast.walk):
     """The modules that a file imports, each as its package and the rest: ("pairmix", "ops.reference")."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -96,12 +106,16 @@ def test_implementations_do_not_import_each_other():
 def test_the_public_names():
     recurrent = {f"SPM{kind}{cell}" for kind in ("RNN", "GRU", "LSTM") for cell in ("", "Cell")}
     modules = {"SPMLinear", "SPMMultiheadAttention", "SPMTransformerEncoderLayer"}
-    others = {"Schedule", "empty_cache", "functional", "nn", "param_groups"}
+    others = {"Schedule", "adapters", "convert_", "empty_cache", "fit", "functional", "nn", "param_groups", "restore_"}
     assert set(pairmix.__all__) == recurrent | modules | others
     assert all(hasattr(pairmix, name) for name in pairmix.__all__)
 
 
 def test_the_library_needs_torch_and_numpy_only():
     for path in PACKAGES["pairmix"].rglob("*.py"):
-        needed = {package for package, _ in imported(path)} - sys.stdlib_module_names - PACKAGES.keys()
-        assert needed <= TORCH_AND_NUMPY, path
+        everywhere, at_import = (
+            {package for package, _ in imported(path, nodes)} - sys.stdlib_module_names - PACKAGES.keys()
+            for nodes in (ast.walk, ast.iter_child_nodes)
+        )
+        assert everywhere <= TORCH_AND_NUMPY | OPTIONAL, path
+        assert at_import <= TORCH_AND_NUMPY, path

@@ -1,6 +1,8 @@
 """Stagewise Pairwise Mixers for PyTorch: linear layers in O(n log n)."""
 
-from pairmix import functional, nn
+from pairmix import adapters, functional, nn
+from pairmix.convert import convert_, restore_
+from pairmix.fit import fit
 from pairmix.nn import (
     SPMGRU,
     SPMLSTM,
@@ -29,8 +31,12 @@ __all__ = [
     "SPMRNNCell",
     "SPMTransformerEncoderLayer",
     "Schedule",
+    "adapters",
+    "convert_",
     "empty_cache",
+    "fit",
     "functional",
     "nn",
     "param_groups",
+    "restore_",
 ]

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pairmix.adapters import Rotations
 from pairmix.nn import SPMLinear
+from pairmix.tables import aligned
 
 _MATRIX, _EMBEDDING = "matrices", "embeddings"
 _MATRICES = ("down", "up")  # of an SPM layer: its low-rank map is dense, all other parameters have SPM's own rate
@@ -37,12 +39,9 @@ class ParamGroups(list[dict[str, Any]]):
             ]
             for group in self
         ]
-        widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-        rows = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in [header, *lines]
-        ]
-        return "\n".join(rows + [f"frozen, in no group: {self.frozen} tensors"] * (self.frozen > 0))
+        return "\n".join(
+            aligned([header, *lines]) + [f"frozen, in no group: {self.frozen} tensors"] * (self.frozen > 0)
+        )
 
 
 def param_groups(
@@ -149,6 +148,8 @@ def _sorted(
             if isinstance(module, SPMLinear) and name not in _MATRICES:
                 what = f"SPM, width {module.width:,}, {module.stages} stages"
                 yield parameter, what, spm_rate(module, lr, optimizer, layers)
+            elif isinstance(module, Rotations):
+                yield parameter, "adapters", lr
             elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 yield parameter, _EMBEDDING, rate_of_embedding(module)
             else:

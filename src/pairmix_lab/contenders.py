@@ -57,7 +57,7 @@ class Contender:
         return not STRUCTURE.isdisjoint(self.settings)
 
 
-STRUCTURE = frozenset({"block", "pairing", "stages"})
+STRUCTURE = frozenset({"block", "dense_maps", "pairing", "stages"})
 """The settings that change what a layer computes, and its size; others change how it is trained."""
 
 
@@ -239,6 +239,18 @@ SPM_REFERENCE = Contender(
     aliases=("SPM in plain torch",),
 )  # fmt: skip
 TORCH_RNN = Contender("torch.nn.RNN", "torch.nn.RNN", "#000000", "*")
+ROTATIONS = Contender("rotations", "SPM rotations", "#332288", "o")
+LORA = Contender("lora", "LoRA", "#117733", "^")
+OFT = Contender("oft", "OFT", "#aa4499", "X")
+BOFT = Contender("boft", "BOFT", "#882255", "p")
+FULL = Contender("full", "full fine-tuning", "#cc6677", "s")
+ADAPTER_STAGES = tuple(
+    replace(
+        one, label=f"{one.label}, {words}{n} stages", marker=marker, settings={"stages": n}, aliases=(f"{one.key}-{n}",)
+    )
+    for one, words in ((ROTATIONS, ""), (LORA, "size of "))
+    for n, marker in ((4, "v"), (16, "D"))
+)
 REST = Contender("all but the layer", "all but the layer", "#999999", "x", ":")
 """What would be left of a training step if the layer cost nothing."""
 
@@ -272,6 +284,7 @@ CONTENDERS = (
     *_with_starts(COMPANION),
     *(DEEPER, MIXTURE, LOW_RANK, *LOW_RANK_STAGES),
     *(IDENTITY, SOFTMAX, RANK_64, MONARCH, BUTTERFLY, SPM_REFERENCE, TORCH_RNN, REST),
+    *(FULL, ROTATIONS, *ADAPTER_STAGES[:2], LORA, *ADAPTER_STAGES[2:], OFT, BOFT),
 )
 """All of them, in the order in which they are shown."""
 

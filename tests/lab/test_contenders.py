@@ -145,6 +145,7 @@ def test_a_start_makes_no_variant_and_takes_no_time():
         assert contenders.timed_as(label) == "SPM"
     assert contenders.labelled("SPM, rotation, near identity").is_variant
     assert contenders.timed_as("SPM, rotation, near identity") == "SPM, rotation, near identity"
+    assert contenders.timed_as("SPM, dense attention") == "SPM, dense attention"
     assert contenders.timed_as("circulant") == "circulant"
 
 

@@ -5,7 +5,7 @@ A new experiment is a new file and a line here: commands, benchmarks, tables and
 
 from __future__ import annotations
 
-from pairmix_lab.experiments import agnews, gpt, shakespeare, teacher
+from pairmix_lab.experiments import adapters, agnews, gpt, shakespeare, teacher
 from pairmix_lab.experiments.experiment import Experiment
 
 EXPERIMENTS: list[Experiment] = [
@@ -13,4 +13,5 @@ EXPERIMENTS: list[Experiment] = [
     agnews.EXPERIMENT,
     shakespeare.EXPERIMENT,
     gpt.EXPERIMENT,
+    adapters.EXPERIMENT,
 ]

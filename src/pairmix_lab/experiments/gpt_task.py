@@ -105,12 +105,8 @@ class Task(TextTask):
     """Plays or news, a byte at a time."""
 
     def __init__(self, config: Config, folder: Path | None = None) -> None:
-        dataset = TEXTS[config.text]
-        (file,) = dataset.hashes
-        path = data.fetch(dataset, file, folder)
-        train, valid, self.label = {"shakespeare": plays, "agnews": news}[config.text](path)
-        self.data = {f"{dataset.name}/{file}": data.sha256(path.read_bytes())}
-        super().__init__(config, train, valid[:MOST_VALIDATED])
+        train, valid, self.label, self.data = read(config.text, folder)
+        super().__init__(config, train, valid)
 
     def build(self) -> nn.Module:
         return build(self.config)
@@ -129,6 +125,20 @@ def build(config: Config) -> GPT:
     """The model of a config."""
     dense_maps = [name for name in MAPS if name in config.dense_maps.split(",")]
     return GPT(config.make, config.width, config.depth, config.length, tied=config.tied, dense_maps=dense_maps)
+
+
+def read(text: str, folder: Path | None = None) -> tuple[bytes, bytes, str, dict[str, str]]:
+    """What to learn from, what to validate on, what it is called, and the hash of the file that it comes from.
+
+    Args:
+        text: of `TEXTS`.
+        folder: the user's copy of the data; without it the original is downloaded.
+    """
+    dataset = TEXTS[text]
+    (file,) = dataset.hashes
+    path = data.fetch(dataset, file, folder)
+    train, valid, label = {"shakespeare": plays, "agnews": news}[text](path)
+    return train, valid[:MOST_VALIDATED], label, {f"{dataset.name}/{file}": data.sha256(path.read_bytes())}
 
 
 def plays(path: Path) -> tuple[bytes, bytes, str]:

@@ -20,7 +20,7 @@ LIMITS = {"dense_up_to": 8, "seconds": 0.0, "threads": (1,)}
 def tiny(teacher=(), agnews=(), shakespeare=(), gpt=(), **settings):
     """Small widths of each experiment."""
     widths = {"teacher": teacher, "agnews": agnews, "shakespeare": shakespeare, "gpt": gpt}
-    cases = {name: replace(one, widths=widths[name]) for name, one in steps.all_cases().items()}
+    cases = {name: replace(one, widths=widths.get(name, ())) for name, one in steps.all_cases().items()}
     cases["shakespeare"] = replace(cases["shakespeare"], settings={"cell": "rnn", **settings})
     cases["gpt"] = replace(cases["gpt"], settings={"depth": 1, "length": 8} if gpt else {})
     return {"cases": cases, **LIMITS}
@@ -134,6 +134,7 @@ def test_command(folder, monkeypatch):
     assert saved["config"] == {
         **{"experiment": "steps", "keep_memory": False, "cell": "rnn", "dense_up_to": 8, "seconds": 0, "threads": [1]},
         **{"teacher_widths": [8], "agnews_widths": [8, 16], "shakespeare_widths": [16], "gpt_widths": []},
+        **{"adapters_widths": [], "base_steps": 0},
     }
     assert {row["experiment"] for row in saved["rows"]} == {"teacher", "agnews", "shakespeare"}
     assert (folder / "steps.png").read_bytes().startswith(b"\x89PNG")
