@@ -49,10 +49,11 @@ class TestFactorisation:
 
     # Several mixers of the same input and a network of them: of one, three and five segments, in both precisions.
     @pytest.mark.parametrize(
-        ("in_features", "out_features"), [(8, 16), (16, 64), (48, 96), (48, 192), (20, 40), (64, 192)]
+        ("in_features", "out_features"),
+        [(8, 16), (16, 64), (48, 96), (48, 192), (20, 40), (64, 192), (16, 8), (64, 16), (192, 48), (192, 64)],
     )
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_tall_products_of_the_fewest_stages_are_found(self, in_features, out_features, dtype):
+    def test_rectangular_products_of_the_fewest_stages_are_found(self, in_features, out_features, dtype):
         matrix = product(in_features, out_features).to(dtype)
         assert fit(matrix, steps=0).error < 1e-5
         assert fit(matrix, stages=Schedule.butterfly(out_features).stages + 3, steps=0).error < 1e-5
@@ -97,8 +98,8 @@ class TestFit:
         assert fit(matrix, stages=stages).error < known + 0.005
 
     def test_odd_widths_are_refined(self):
-        matrix = product(17, 17)
-        assert fit(matrix).error < 0.5 * fit(matrix, steps=0).error
+        matrix = torch.randn(17, 17)
+        assert fit(matrix, steps=50).error < fit(matrix, steps=0).error - 0.05
 
     def test_a_low_rank_map_takes_what_is_of_low_rank(self):
         matrix = product(32, 32) + 3 * torch.randn(32, 2).double() @ torch.randn(2, 32).double()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairmix.factorisation import tall
+from pairmix.factorisation import tall, wide
 from pairmix.factorisation.stages import CAREFUL, EXACT, Limits, peeled
 from pairmix.pairings import butterfly_depth
 from pairmix.schedule import Schedule
@@ -33,28 +33,23 @@ class Factors(NamedTuple):
 def factorise(matrix: Tensor, schedule: Schedule, limits: Limits = EXACT) -> Factors:
     """Parameters with which an SPM layer of this schedule is a matrix `[out, in]`, or near it.
 
-    For a square matrix that is a product of the butterfly's fewest stages, for even n, it is exact, and for a tall one
-    whose height is a multiple of its width.
+    It is exact for products of the butterfly's fewest stages, if they are square with even n, or if one of the sizes is
+    a multiple of the other and most of its factors are two.
     """
     matrix = matrix.double()
     order = torch.from_numpy(schedule.order.copy()).long()
+    fewest = order[: butterfly_depth(schedule.n)]
     if matrix.shape[0] >= matrix.shape[1]:
         unfolded = _unfolded(matrix, schedule.n)
-        coeffs, d_in = _tall(unfolded, order) or peeled(unfolded, order, limits)
-        return _balanced(coeffs, d_in, torch.ones_like(d_in))
-    # Transposed, the stages come in the opposite order, and tile and fold change places.
-    coeffs, d_out = peeled(_unfolded(matrix.T, schedule.n), order.flip(0), limits)
-    return _balanced(coeffs.flip(0)[:, [0, 2, 1, 3]], torch.ones_like(d_out), d_out)
-
-
-def _tall(matrix: Tensor, order: Tensor) -> tuple[Tensor, Tensor] | None:
-    """A tall matrix by the fewest stages of a butterfly, if it is their product; further ones are the identity."""
-    found = tall.peeled_tall(matrix, order[: butterfly_depth(len(matrix))])
-    if found is None:
-        return None
-    coeffs, diagonal = found
-    identity = coeffs.new_tensor([1.0, 0.0, 0.0, 1.0])[:, None].expand(len(order) - len(coeffs), 4, coeffs.shape[-1])
-    return torch.cat([coeffs, identity]), diagonal
+        coeffs, d_in = tall.peeled_tall(unfolded, fewest) or peeled(unfolded, order, limits)
+        d_out = torch.ones_like(d_in)
+    else:  # transposed, the stages come in the opposite order, and tile and fold change places
+        unfolded = _unfolded(matrix.T, schedule.n)
+        coeffs, d_out = wide.peeled_wide(unfolded, fewest.flip(0)) or peeled(unfolded, order.flip(0), limits)
+        coeffs, d_in = coeffs.flip(0)[:, [0, 2, 1, 3]], torch.ones_like(d_out)
+    identity = coeffs.new_tensor([1.0, 0.0, 0.0, 1.0])[:, None]
+    more = identity.expand(len(order) - len(coeffs), 4, coeffs.shape[-1])
+    return _balanced(torch.cat([coeffs, more]), d_in, d_out)
 
 
 def _unfolded(matrix: Tensor, n: int) -> Tensor:

@@ -36,19 +36,24 @@ CAREFUL = Limits(determinant=0.2, overlap=0.75)
 
 
 def peeled(matrix: Tensor, order: Tensor, limits: Limits = EXACT) -> tuple[Tensor, Tensor]:
-    """The blocks of all stages, the last one first, and the diagonal that is left of `[n, in]`."""
+    """The blocks of all stages, and the diagonal that is left of a matrix `[n, in]`."""
+    coeffs, rows = peeled_off(matrix, order, len(order), limits)
+    coordinates = torch.arange(len(rows))
+    return coeffs, rows[coordinates, coordinates % matrix.shape[1]]
+
+
+def peeled_off(matrix: Tensor, order: Tensor, count: int, limits: Limits = EXACT) -> tuple[Tensor, Tensor]:
+    """The blocks of the last stages, as many as `count`, and what the stages before them make, `[n, in]`."""
     rows, (stages, n) = matrix.clone(), order.shape
     half = n // 2
     coeffs = rows.new_empty(stages, 4, half)
-    coordinates = torch.arange(n)
-    columns = coordinates % matrix.shape[1]
-    reached = list(_reached(order, columns, matrix.shape[1]))
-    for stage in reversed(range(stages)):
+    reached = list(_reached(order, torch.arange(n) % matrix.shape[1], matrix.shape[1]))
+    for stage in reversed(range(stages - count, stages)):
         first, second = order[stage, : 2 * half].view(2, half)
         for some in torch.arange(half).split(_PAIRS_AT_ONCE):
             pairs = first[some], second[some]
             coeffs[stage][:, some] = _peel_(rows, pairs, [reached[stage][side] for side in pairs], limits)
-    return coeffs, rows[coordinates, columns]
+    return coeffs[stages - count :], rows
 
 
 def _reached(order: Tensor, columns: Tensor, size: int) -> Iterator[Tensor]:

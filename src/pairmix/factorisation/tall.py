@@ -90,10 +90,12 @@ def mixers(matrix: Tensor, parts: Split) -> tuple[Tensor, Tensor] | None:
     if (values[..., repeats:] > _RANK * values[..., :1]).any():
         return None
     networks, butterflies = left[..., :repeats] * values[..., None, :repeats], right[..., :repeats, :]
-    turned = _eigenvectors(butterflies)
-    if turned is None:
+    try:
+        turned = _eigenvectors(butterflies)
+        butterflies = torch.linalg.solve(turned, butterflies)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # there is no such product
         return None
-    networks, butterflies = networks @ turned, torch.linalg.solve(turned, butterflies)
+    networks = networks @ turned
     for stride in _powers_below(size // 2):
         if not _match_(networks, butterflies, stride):
             return None
@@ -108,17 +110,14 @@ def mixers(matrix: Tensor, parts: Split) -> tuple[Tensor, Tensor] | None:
     return networks, butterflies
 
 
-def _eigenvectors(rows: Tensor) -> Tensor | None:
+def _eigenvectors(rows: Tensor) -> Tensor:
     """The matrices G of all positions and segments, `[g, segments, r, r]`, from rows `[g, segments, r, g]`."""
     upper, lower = rows.chunk(2)
     between = [a @ torch.linalg.pinv(b) for a, b in zip(upper.chunk(2, -1), lower.chunk(2, -1), strict=True)]
-    try:
-        vectors = torch.linalg.eig(between[0] @ torch.linalg.inv(between[1])).eigenvectors
-        if (vectors.imag.abs() > _REAL).any():
-            return None
-        return torch.cat([vectors.real, torch.linalg.solve(between[0], vectors.real)])
-    except RuntimeError:  # a singular matrix
-        return None
+    vectors = torch.linalg.eig(between[0] @ torch.linalg.inv(between[1])).eigenvectors
+    if (vectors.imag.abs() > _REAL).any():
+        raise torch.linalg.LinAlgError("the eigenvectors are not real")  # type: ignore[attr-defined]
+    return torch.cat([vectors.real, torch.linalg.solve(between[0], vectors.real)])
 
 
 def _powers_below(end: int) -> list[int]:
