@@ -28,6 +28,9 @@ WITH_DATA = $(if $(DATA),--data $(DATA))
 COSINE := --decay cosine --clip 1.0
 ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
+GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
+EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
+    --lrs 0.0005,0.001 --out results/extensions --resume
 
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
@@ -67,7 +70,17 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 512 --layers dense --embedding-rate 20 --lrs 0.0005 --out results/gpt --resume
 	$(GPT) --widths 1024 --layers spm,lowrank --lrs 0.00025,0.0005,0.001
 	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 1024 --layers dense --lrs 0.00025,0.0005 --out results/gpt --resume
+	$(GPT_LONG) --widths 256 --layers dense --lrs 0.0005,0.001
+	$(GPT_LONG) --widths 256 --layers spm --lrs 0.002,0.004
+	$(GPT_LONG) --widths 512 --layers dense --lrs 0.00025,0.0005
+	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005,0.001
+	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
+	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions
+	$(EXTENSIONS) --layers spm,companion,deeper,mixture
+	$(EXTENSIONS) --layers spm --dense-maps qkv,out
+	$(EXTENSIONS) --layers spm --dense-maps up,down
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
+	$(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --lrs 0.003,0.01,0.03,0.1,0.3 --out results/adapters --resume
 	$(BIN)/pairmix report results/teacher results/teacher-rows results/teacher-norms results/agnews results/shakespeare results/gpt \
 	    results/steps.json results/steps-gpt.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
@@ -115,6 +128,8 @@ wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
 
 results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
 	$(BIN)/pairmix bench init $(WITH_DATA) --jobs 2 --resume --out results
+	$(BIN)/pairmix bench fit --out results
+	$(BIN)/pairmix bench onnx --out results
 	$(BIN)/pairmix bench operator --out results
 	$(BIN)/pairmix bench operator --grid --out results
 	$(BIN)/pairmix bench operator --latency --out results
@@ -123,6 +138,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench modules --out results
 	$(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory --out results
 	$(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15 --out results
+	$(BIN)/pairmix bench steps --experiment adapters $(WITH_DATA) --keep-memory --seconds 30 --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind
