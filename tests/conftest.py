@@ -8,6 +8,7 @@ from pairmix import _kernels, ops
 
 def pytest_addoption(parser):
     parser.addoption("--data", type=Path, help="the folder with agnews/ and shakespeare/, for tests of the real data")
+    parser.addoption("--aoti", action="store_true", help="also compile with AOTInductor, which takes minutes")
     parser.addoption("--impl", help="the implementation to test; without it, all that are registered")
 
 

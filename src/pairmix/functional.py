@@ -12,9 +12,21 @@ from torch.nn import functional as F
 
 from pairmix import ops
 from pairmix.ops import Parameters, Tensors
+from pairmix.ops.reference import fold, tile
 from pairmix.schedule import Schedule
 
-__all__ = ["GATES", "Parameters", "Tensors", "add_low_rank", "choose_impl", "mix", "recurrence", "spm"]
+__all__ = [
+    "GATES",
+    "Parameters",
+    "Tensors",
+    "add_low_rank",
+    "choose_impl",
+    "fold",
+    "mix",
+    "recurrence",
+    "spm",
+    "tile",
+]
 
 GATES = ops.GATES
 """How many gates each cell of `recurrence` has."""
@@ -108,11 +120,13 @@ def mix(
             if y is not None:
                 return y
 
-    chosen = ops.choose(impl, x.device)
+    ops.choose(impl, x.device)  # a name that cannot run here is an error here, but it is chosen where the graph runs
     x = _checked(x, parameters, schedule, block, out_features, maps)
     if maps is None:
         parameters = ops.with_front(parameters)
-    result: Tensor = ops.spm(x, schedule.on(x.device).order, *parameters, block, out_features, chosen.name)
+    if torch.onnx.is_in_onnx_export():  # which does not know the operator
+        return ops.decomposed(x, parameters, schedule, block, out_features)
+    result: Tensor = ops.spm(x, schedule.on(x.device).order, *parameters, block, out_features, impl)
     return result
 
 
@@ -148,6 +162,8 @@ def _checked(
         raise ValueError(f"block must be 'general' or 'rotation', got {block!r}")
     if not 1 <= out_features <= n:
         raise ValueError(f"out_features must be in 1..{n}, the width of the schedule, got {out_features}")
+    if x.is_nested:
+        raise ValueError(f"x is a nested tensor of the layout {x.layout}; SPMLinear takes those of layout=torch.jagged")
     if x.dim() == 0 or not 1 <= x.shape[-1] <= n:
         raise ValueError(f"x must have a last dimension of 1..{n}, the width of the schedule, got {tuple(x.shape)}")
     if maps is not None and maps < 1:
@@ -261,18 +277,18 @@ def recurrence(
     if block is None:
         block = "general" if blocks.dim() == 4 else "rotation"
     sizes = None if batch_sizes is None else list(batch_sizes)
-    chosen = ops.choose(impl, gates.device)
+    has_recurrence = ops.choose(impl, gates.device).recurrence is not None
     is_low_rank = down is not None or up is not None
-    if chosen.recurrence is not None and not is_low_rank and ops.can_recur(gates, h, c, *parameters):
+    if has_recurrence and not is_low_rank and ops.can_recur(gates, h, c, *parameters):
         order = schedule.on(gates.device).order
-        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, order, *parameters, block, cell, chosen.name)
+        all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, order, *parameters, block, cell, impl)
     else:
         if sizes is None:
             sizes = [batch] * (gates.shape[0] // max(batch, 1))
 
         def mix_some(x: Tensor, first: int, last: int) -> Tensor:
             some = Parameters(*(None if parameter is None else parameter[first:last] for parameter in parameters))
-            y = mix(x, some, schedule, block, size, last - first, chosen.name)
+            y = mix(x, some, schedule, block, size, last - first, impl)
             if not is_low_rank:
                 return y
             return add_low_rank(y, x, *(None if part is None else part[first:last].to(wide) for part in (down, up)))

@@ -3,6 +3,7 @@
 from pairmix.nn import init
 from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
 from pairmix.nn.linear import SPMLinear
+from pairmix.nn.merged import MergedStages, merge_stages_
 from pairmix.nn.rnn import SPMGRU, SPMLSTM, SPMRNN
 from pairmix.nn.rnn_cells import SPMGRUCell, SPMLSTMCell, SPMRNNCell
 
@@ -10,6 +11,7 @@ __all__ = [
     "SPMGRU",
     "SPMLSTM",
     "SPMRNN",
+    "MergedStages",
     "SPMGRUCell",
     "SPMLSTMCell",
     "SPMLinear",
@@ -17,4 +19,5 @@ __all__ = [
     "SPMRNNCell",
     "SPMTransformerEncoderLayer",
     "init",
+    "merge_stages_",
 ]

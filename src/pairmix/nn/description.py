@@ -48,8 +48,6 @@ class Described(nn.Module):
         if not compared.is_inference():
             self._compared = compared, compared._version
 
-    # Dynamo calls this while it traces, with the real buffer: compiled code is checked and does not contain the check.
-    @torch.compiler.assume_constant_result
     def _compare_description(self) -> None:
         """Raise if the buffer describes another module; else remember that it has been compared."""
         if self.description.is_inference():
@@ -119,6 +117,11 @@ class Described(nn.Module):
             missing_keys.remove(key)
         if all(prefix + name in given for name, _ in self.named_parameters(recurse=False)):
             self._describe()
+
+
+# Dynamo calls this while it traces, with the real buffer: compiled code is checked and does not contain the check. This
+# mark is all that torch.compiler.assume_constant_result sets, but that imports Dynamo, which takes seconds.
+Described._compare_description._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def encoded(meaning: Mapping[str, Any]) -> Tensor:

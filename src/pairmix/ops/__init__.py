@@ -2,11 +2,14 @@
 
 from pairmix.ops import cpu, cpu_recurrence, reference
 from pairmix.ops.cells import GATES, unrolled
+from pairmix.ops.decomposed import decomposed
+from pairmix.ops.flops import register_flop_formulas
 from pairmix.ops.library import call_directly, spm, with_front
 from pairmix.ops.recurrence import can_recur, recurrence
 from pairmix.ops.registry import DIRECT, IMPLS, Impl, Parameters, Recurrence, Tensors, choose, register, unregister
 from pairmix.ops.torch_internals import is_ordinary
 
+register_flop_formulas()
 register(Impl("reference", reference.forward, reference.backward, why_not=lambda device: None))
 register(
     Impl(
@@ -45,6 +48,7 @@ __all__ = [
     "can_recur",
     "choose",
     "cpu",
+    "decomposed",
     "empty_cache",
     "is_ordinary",
     "recurrence",

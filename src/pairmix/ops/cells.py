@@ -73,4 +73,4 @@ def unrolled(
         h, c = STEPS[cell](rows, h[:count], c[:count], mix)
         all_h.append(h)
         all_c.append(c)
-    return torch.cat(all_h), torch.cat(all_c)
+    return torch.cat(all_h), torch.cat(all_c) if cell == "lstm" else c

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 def _operations(x_shape: Any, blocks_shape: Any, n: int) -> int:
     """Of one application: four multiply-adds for every pair, stage and map, and those of the two diagonals."""
     maps, stages, pairs = blocks_shape[0], blocks_shape[1], blocks_shape[-1]
-    return 2 * math.prod(x_shape[:-1]) * maps * (4 * stages * pairs + 2 * n)
+    return int(2 * math.prod(x_shape[:-1]) * maps * (4 * stages * pairs + 2 * n))
 
 
 def _forward(x_shape: Any, order_shape: Any, blocks_shape: Any, *rest: Any, **out: Any) -> int:
@@ -39,7 +39,7 @@ def _recurrence_backward(*shapes: Any, **out: Any) -> int:
 def register_flop_formulas() -> None:
     """Let `FlopCounterMode` count the operators, which are defined by then."""
     ops = torch.ops.pairmix
-    formulas = {
+    formulas: dict[Any, Any] = {
         ops.spm: _forward,
         ops.spm_backward: _backward,
         ops.recurrence: _recurrence,

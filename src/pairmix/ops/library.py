@@ -3,6 +3,9 @@
 `pairmix::spm` is differentiated by `pairmix::spm_backward`, the closed form of the paper, and saves its inputs and
 nothing else. Second derivatives, forward mode and the derivatives of `torch.func` run through the reference, whose
 torch operations know all this.
+
+A graph may run on another machine than the one that traced it, so `impl` is part of the call as the caller gave it:
+`"auto"` is resolved when the operator runs, by the device of its tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pairmix.ops import reference, torch_internals
-from pairmix.ops.registry import IMPLS, Impl, Parameters, Tensors
+from pairmix.ops.registry import Impl, Parameters, Tensors, choose
 from pairmix.ops.torch_internals import is_ordinary
 from pairmix.schedule import DeviceSchedule
 
@@ -38,11 +41,13 @@ spm_backward = torch.ops.pairmix.spm_backward.default
 
 def _compute(x: Tensor, order: Tensor, *rest: Any) -> Tensor:
     *parameters, block, out_features, impl = rest
-    return IMPLS[impl].forward(x, Parameters(*parameters), DeviceSchedule.of(order), block, out_features)
+    chosen = choose(impl, x.device)
+    return chosen.forward(x, Parameters(*parameters), DeviceSchedule.of(order), block, out_features)
 
 
 def _compute_backward(*arguments: Any) -> Gradients:
-    return _gradients(IMPLS[arguments[-1]].backward, *arguments)
+    grad, *_, impl = arguments
+    return _gradients(choose(impl, grad.device).backward, *arguments)
 
 
 def _gradients(backward: Callable[..., tuple[Tensor | None, Tensors]], *arguments: Any) -> Gradients:

@@ -1,7 +1,8 @@
 """All steps of a recurrent network as one operator, for the implementations that have recurrences.
 
 `pairmix::recurrence` is differentiated by `pairmix::recurrence_backward`, the paper's closed form through time. It
-keeps the states and the gates of every step, and nothing of the stages between them.
+keeps the states and the gates of every step, and nothing of the stages between them. As for `pairmix::spm`, `"auto"`
+is resolved when the operator runs: where nothing has recurrences, a graph that was traced elsewhere runs step by step.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pairmix.ops import torch_internals
-from pairmix.ops.registry import IMPLS, Parameters, Recurrence
+from pairmix.ops import step_by_step, torch_internals
+from pairmix.ops.registry import Parameters, Recurrence, choose
 from pairmix.schedule import DeviceSchedule
 
 _library = torch.library.Library("pairmix", "FRAGMENT")
@@ -32,22 +33,28 @@ recurrence = torch.ops.pairmix.recurrence.default
 recurrence_backward = torch.ops.pairmix.recurrence_backward.default
 
 
-def _of(impl: str) -> Recurrence:
-    found = IMPLS[impl].recurrence
-    if found is None:
-        raise NotImplementedError(f"impl={impl!r} does not compute recurrences")
-    return found
+_STEP_BY_STEP = Recurrence(step_by_step.forward, step_by_step.backward, step_by_step.SAVED)
+
+
+def _of(impl: str, device: torch.device) -> Recurrence:
+    found = choose(impl, device).recurrence
+    if found is not None:
+        return found
+    if impl == "auto":
+        return _STEP_BY_STEP
+    raise NotImplementedError(f"impl={impl!r} does not compute recurrences")
 
 
 def _compute(gates: Tensor, h0: Tensor, c0: Tensor, batch_sizes: Any, order: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, block, cell, impl = rest
-    return _of(impl).forward(gates, h0, c0, batch_sizes, Parameters(*parameters), DeviceSchedule.of(order), block, cell)
+    forward = _of(impl, gates.device).forward
+    return forward(gates, h0, c0, batch_sizes, Parameters(*parameters), DeviceSchedule.of(order), block, cell)
 
 
 def _compute_backward(*arguments: Any) -> tuple[Tensor, ...]:
     *states, order, blocks, d_in, d_out, bias, scale, block, h, c, saved, cell, needs, impl = arguments
     parameters = Parameters(blocks, d_in, d_out, bias, scale)
-    *of_states, of_parameters = _of(impl).backward(
+    *of_states, of_parameters = _of(impl, h.device).backward(
         *states, parameters, DeviceSchedule.of(order), block, h, c, saved, cell, Parameters(*needs[3:])
     )
     return tuple(
@@ -61,7 +68,9 @@ _library.impl(recurrence_backward, _compute_backward, "CompositeExplicitAutograd
 
 
 def can_recur(*tensors: Tensor | None) -> bool:
-    """Whether the operator knows what is done with its tensors: not forward mode, nor the transforms of torch.func."""
+    """Whether the operator knows what is done with its tensors: not ONNX, forward mode, or transforms of torch.func."""
+    if torch.onnx.is_in_onnx_export():
+        return False
     if torch.compiler.is_compiling():
         return True
     given = [tensor for tensor in tensors if tensor is not None]
@@ -75,7 +84,7 @@ def _fake(gates: Tensor, h0: Tensor, c0: Tensor, *arguments: Any) -> tuple[Tenso
     return (
         gates.new_empty(rows, n),
         gates.new_empty(rows if cell == "lstm" else 0, n),
-        gates.new_empty(rows, _of(impl).saved[cell] * n),
+        gates.new_empty(rows, _of(impl, gates.device).saved[cell] * n),
     )
 
 

@@ -18,6 +18,7 @@ MODULES = {
     "operator --scaling": operator_scaling,
     "operator --variants": operator_variants,
     "modules": cli.bench.bench_modules,
+    "onnx": cli.bench.bench_onnx,
     "steps": cli.bench.bench_steps,
 }
 
