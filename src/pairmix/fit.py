@@ -23,6 +23,8 @@ _AT_ONCE = 10
 """Steps between two looks at the error."""
 _TOLERANCE = 1e-4
 """Relative gain of the error in so many steps, below which refinement ends."""
+_WIDE = 1024
+"""Wider layers are refined with fewer steps, unless the caller says how many."""
 _FLOAT64_UP_TO = 512
 """Wider layers are refined in float32: twice as fast, and far from exact anyway."""
 
@@ -48,7 +50,7 @@ def fit(
     schedule: str | Schedule = "butterfly",
     rank: int = 0,
     inputs: Tensor | None = None,
-    steps: int = 300,
+    steps: int | None = None,
     progress: bool = False,
     **options: Any,
 ) -> Fitted:
@@ -67,7 +69,8 @@ def fit(
         rank: that of a low-rank map beside the stages, which is fitted with them.
         inputs: typical inputs `(*, in_features)`: the error of the layer on these is minimised, and not that of its
             matrix.
-        steps: the most steps of refinement, by L-BFGS; 0 for the factorisation alone.
+        steps: the most steps of refinement, by L-BFGS; 0 for the factorisation alone; None for 300, or 100 for layers
+            wider than 1,024, which take longer and gain less.
         progress: whether to show a progress bar, by `tqdm`.
         **options: of `SPMLinear`: `residual`, `impl`.
 
@@ -99,7 +102,7 @@ def fit(
 
 
 def fit_(
-    layer: SPMLinear, weight: Tensor, *, inputs: Tensor | None = None, steps: int = 300, progress: bool = False
+    layer: SPMLinear, weight: Tensor, *, inputs: Tensor | None = None, steps: int | None = None, progress: bool = False
 ) -> float:
     """Fill a layer with what comes close to a matrix, in place; its bias stays as it is.
 
@@ -117,6 +120,8 @@ def fit_(
     shape = ((layer.maps or 1) * layer.out_features, layer.in_features)
     if weight.shape != shape:
         raise ValueError(f"the layer stands for a matrix of shape {shape}, got {tuple(weight.shape)}")
+    if steps is None:
+        steps = 300 if layer.width <= _WIDE else 100
     root = _root(inputs)
     squares = sizes = 0.0
     for number, rows in enumerate(weight.detach().double().cpu().split(layer.out_features)):
@@ -153,7 +158,7 @@ class _Target:
         return self.loss(layer).sqrt().item()
 
 
-def _check(weight: Tensor, inputs: Tensor | None, steps: int) -> None:
+def _check(weight: Tensor, inputs: Tensor | None, steps: int | None) -> None:
     if weight.dim() != 2 or not weight.numel():
         raise ValueError(f"weight must be a matrix [out_features, in_features], got the shape {tuple(weight.shape)}")
     for name, tensor in (("weight", weight), ("inputs", inputs)):
@@ -161,7 +166,7 @@ def _check(weight: Tensor, inputs: Tensor | None, steps: int) -> None:
             raise ValueError(f"{name} must be finite floating-point numbers, got {tensor}")
     if inputs is not None and (inputs.dim() < 2 or inputs.shape[-1] != weight.shape[1] or not inputs.numel()):
         raise ValueError(f"inputs must have the shape (*, {weight.shape[1]}), got {tuple(inputs.shape)}")
-    if steps < 0:
+    if steps is not None and steps < 0:
         raise ValueError(f"steps must be at least 0, got {steps}")
 
 

@@ -67,6 +67,8 @@ def _onnx_call(model: nn.Module, x: Tensor, threads: int) -> Callable[[], object
     assert program is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Its threads would go on spinning while the others are timed.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(
         program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
