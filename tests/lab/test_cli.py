@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.experiments import EXPERIMENTS, agnews, gpt, shakespeare
+from pairmix_lab.experiments import EXPERIMENTS, agnews, gpt_task, shakespeare
 from pairmix_lab.training import allocator, loop
 
 BY_NAME = {one.name: one for one in EXPERIMENTS}
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
             csv.writer(file).writerows((number % 4 + 1, f"word{number}", "more") for number in range(40))
     (tmp_path / "data" / "shakespeare" / "input.txt").write_bytes(bytes(range(100)))
     monkeypatch.setattr(shakespeare, "generate", lambda model, prompt, length, seed: b"To be")
-    monkeypatch.setattr(gpt, "generate", lambda model, prompt, size, samples: [b"To be"])
+    monkeypatch.setattr(gpt_task, "generate", lambda model, prompt, size, samples: [b"To be"])
     return tmp_path
 
 

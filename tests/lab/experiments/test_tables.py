@@ -193,7 +193,7 @@ def test_notes_say_what_is_not_alike(collected):
     assert "120,000 rows of AG News. Ours: AG News, 61,297-row part." in found
     cases = "Shakespeare, n = 4,096, rnn; Shakespeare, n = 4,096, gru"
     assert f"{cases}: not the same steps for all: dense 200, SPM 400." in found
-    assert "Not run: Compositional teacher, GPT." in found
+    assert "Not run: Compositional teacher, GPT, Adapters." in found
     assert "2.58 nats are 3.72 bits, printed is 3.03" in found
     assert "Left out: 1 result of other benchmarks." in notes.notes(collected(agnews(), result({"width": 256}, [])))
     assert not any("not the same" in note for note in notes.notes(collected(agnews("dense"), agnews("spm"))))

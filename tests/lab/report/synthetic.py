@@ -91,6 +91,16 @@ def gpt(layer="spm", *, loss=2.0, ms=20.0, width=256, seed=0, steps=1000, **chan
     return result(config, rows, outcome, command=f"pairmix train gpt --layers {layer}")
 
 
+def adapters(layer="rotations", *, loss=2.0, ms=20.0, width=256, seed=0, parameters=8192, **changes):
+    """A run of fine-tuning. `changes` are of its config."""
+    run = gpt(layer, loss=loss, ms=ms, width=width, seed=seed, steps=500)
+    config = {key: value for key, value in run["config"].items() if key not in ("tied", "dense_maps", "budget")}
+    config |= {"experiment": "adapters", "text": "agnews", "base_text": "shakespeare", "base_steps": 2000, **changes}
+    outcome = {key: value for key, value in run["outcome"].items() if key not in ("mixer_parameters", "samples")}
+    outcome |= {"untuned_bpc": 4.2, "trained_parameters": parameters, "training_bytes": 2**24}
+    return result(config, run["rows"], outcome, command=f"pairmix train adapters --layers {layer}")
+
+
 def step_time(experiment, layer, ms, speedup=None, *, width=256, batch=256, **more):
     row = {"experiment": experiment, "width": width, "layer": layer, "batch": batch, "ms": ms, "samples": 20, **more}
     row["ms_iqr"] = [0.9 * ms, 1.1 * ms]
@@ -162,6 +172,12 @@ def everything():
             *(("dense", 2.3, 40.0, {}), ("spm", 2.2, 20.0, {}), ("spm", 2.1, 30.0, {"dense_maps": "qkv,out"})),
             *(("lowrank", 2.4, 20.0, {}), ("dense", 2.8, 40.0, {"text": "agnews", "tied": True})),
         )
+    ]
+    runs += [
+        adapters(layer, loss=loss, width=width, seed=seed, parameters=parameters)
+        for width in (128, 256)
+        for layer, loss, parameters in (("rotations", 2.6, 8192), ("lora", 2.62, 8192), ("full", 2.3, 3_000_000))
+        for seed in seeds
     ]
     runs.append(
         steps(
