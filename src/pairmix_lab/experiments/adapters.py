@@ -25,10 +25,12 @@ from pairmix_lab.report.experiment import Case
 from pairmix_lab.report.pictures import Picture, legend_below, look, styled
 from pairmix_lab.report.runs import Runs, outcomes
 from pairmix_lab.report.schema import AT_LEAST_ONE, COUNT, LOSS, NAME, training
-from pairmix_lab.report.tables import NamedTable, Table, mebibytes
-from pairmix_lab.report.timing import Measured, step_time
+from pairmix_lab.report.tables import NamedTable, Rows, Table, mebibytes, number, with_quartiles
+from pairmix_lab.report.timing import Measured, measured_steps, step_time
 
 LORA, UNTUNED = contenders.LORA.label, "no fine-tuning"
+STEPS = "adapters-steps"
+"""The table of step times, which needs no training run."""
 RATES = {
     contenders.ROTATIONS.key: 1e-1,
     contenders.LORA.key: 1e-2,
@@ -138,7 +140,13 @@ class AdaptersExperiment(Experiment):
 
     @property
     def table_names(self) -> Sequence[str]:
-        return [self.name]
+        return [self.name, STEPS]
+
+    def table(self, name: str, results: Path) -> Table | None:
+        if name != STEPS:
+            return super().table(name, results)
+        path = results / f"steps-{self.name}.json"
+        return steps_table(measured_steps(path)) if path.exists() else None
 
     def notes(self, runs: Runs) -> Iterable[str]:
         yield (
@@ -197,7 +205,21 @@ def _times_lora(runs: Runs, case: Case, name: str) -> Measured | None:
     own, lora = (step_time(runs, case, one) for one in (name, LORA))
     if own is None or lora is None or (own.quartiles is None) != (lora.quartiles is None):
         return None
-    return Measured(own.value / lora.value, own.quartiles)
+    quartiles = None if own.quartiles is None else (own.quartiles[0] / lora.value, own.quartiles[1] / lora.value)
+    return Measured(own.value / lora.value, quartiles)
+
+
+def steps_table(rows: Rows) -> Table:
+    """The time of a training step of each, and how many times as long it is as that of LoRA of the same size."""
+    at = {row["layer"]: row for row in rows}
+    lines = []
+    for row in rows:
+        _, _, stages = row["layer"].partition("-")
+        lora = at.get(f"{contenders.LORA.key}-{stages}" if stages else contenders.LORA.key)
+        ratio = "-" if lora is None else number(row["ms"] / lora["ms"])
+        label = contenders.named(row["layer"]).label
+        lines.append([f"{row['width']:,}", label, with_quartiles(row, "ms"), ratio])
+    return [["n", "trained", "ms per step", "times LoRA of its size"], *lines]
 
 
 EXPERIMENT = AdaptersExperiment()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import assert_same, stop_at
+from synthetic import step_time, steps
 from typer.testing import CliRunner
 
 from pairmix_lab import cli
@@ -189,3 +190,15 @@ def test_steps_are_timed_without_a_trained_base(folder):
     labels = [line[2] for line in bench_steps.table(rows)[1:]]
     assert labels[:3] == ["SPM rotations", "LoRA", "SPM rotations, 4 stages"]
     assert not (folder / "cache").exists()
+
+
+def test_step_times_stand_beside_those_of_lora_of_the_same_size(tmp_path):
+    rows = [
+        step_time("adapters", layer, ms, batch=8)
+        for layer, ms in (("rotations", 60.0), ("lora", 80.0), ("rotations-4", 50.0), ("lora-4", 100.0))
+    ]
+    assert EXPERIMENT.table("adapters-steps", tmp_path) is None
+    (tmp_path / "steps-adapters.json").write_text(json.dumps(steps(*rows)))
+    table = EXPERIMENT.table("adapters-steps", tmp_path)
+    assert [line[-1] for line in table[1:]] == ["0.750", "1.00", "0.500", "1.00"]
+    assert table[1][2] == "60.0 (54.0 to 66.0)"
