@@ -231,6 +231,10 @@ class TestErrors:
         with pytest.raises(ValueError, match="the model is itself a SPMLinear"):
             restore_(SPMLinear(4, 4))
 
+    def test_weights_that_are_not_there_cannot_be_fitted(self):
+        with pytest.raises(ValueError, match="part is on the meta device"):
+            convert_(Model(nn.Linear(16, 16).to("meta")), weights="fit")
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [

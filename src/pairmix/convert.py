@@ -218,6 +218,8 @@ def _converted(
     maps, squares, sizes = list(twin.maps(module, spm)), 0.0, 0.0
     for layer, matrix, biases in maps:
         frozen = not matrix.requires_grad
+        if matrix.is_meta and weights == "fit":
+            raise ValueError(f"{name} is on the meta device: there is nothing to fit to, use weights='new'")
         if not matrix.is_meta:
             if weights == "fit":
                 size = matrix.norm().item() ** 2
