@@ -72,6 +72,9 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 1024 --layers dense --lrs 0.00025,0.0005 --out results/gpt --resume
 	$(GPT_LONG) --widths 256 --layers dense --lrs 0.0005,0.001
 	$(GPT_LONG) --widths 256 --layers spm --lrs 0.002,0.004
+	$(GPT_LONG) --widths 128 --layers dense --lrs 0.002
+	$(GPT_LONG) --widths 128 --layers spm --lrs 0.004
+	$(GPT_LONG) --widths 1024 --layers spm --lrs 0.0005
 	$(GPT_LONG) --widths 512 --layers dense --lrs 0.00025,0.0005
 	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005,0.001
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
