@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pairmix import Schedule, SPMLinear
-from pairmix.factorisation import factorise
 from pairmix.fit import fit, fit_
+from pairmix.fit.factors import factorise
 
 
 def product(in_features, out_features, **options):

@@ -25,11 +25,8 @@ MAY_IMPORT = {
         "adapters": {"nn", "functional", "schedule", "tables"},
         "optim": {"nn", "adapters", "tables"},
         "dense": set(),
-        "factorisation": {"schedule", "pairings"},
-        "fit": {"dense", "factorisation", "nn", "schedule"},
-        "twins": {"dense", "nn"},
-        "conversion": {"tables"},
-        "convert": {"conversion", "dense", "fit", "nn", "twins"},
+        "fit": {"dense", "nn", "pairings", "schedule"},
+        "convert": {"dense", "fit", "nn", "tables"},
         "doctor": {"", "functional", "ops"},  # of pairmix itself only the version
         "__main__": {"doctor"},
         "": {"nn", "functional", "ops", "optim", "schedule", "adapters", "convert", "fit"},

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pairmix.factorisation.stages import peeled_off, product
-from pairmix.factorisation.tall import Split, split
+from pairmix.fit.stages import peeled_off, product
+from pairmix.fit.tall import Split, split
 
 _STARTS, _STEPS = 5, 60
 _SPREAD = 0.3

@@ -7,12 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairmix.factorisation import tall, wide
-from pairmix.factorisation.stages import CAREFUL, EXACT, Limits, peeled
+from pairmix.fit import tall, wide
+from pairmix.fit.stages import EXACT, Limits, peeled
 from pairmix.pairings import butterfly_depth
 from pairmix.schedule import Schedule
-
-__all__ = ["CAREFUL", "EXACT", "Factors", "Limits", "factorise"]
 
 
 class Factors(NamedTuple):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from pairmix import twins
-from pairmix.conversion import Conversion, Left, Replaced
+from pairmix.convert import twins
+from pairmix.convert.report import Conversion, Left, Replaced
+from pairmix.convert.twins import Twin
 from pairmix.dense import matrix_of
 from pairmix.fit import fit_
 from pairmix.nn import SPMLinear
-from pairmix.twins import Twin
 
 _SEVERAL_MAPS = ("attn", "qkv", "query_key_value", "in_proj")
 """What modules are called whose rows are those of Q, K and V: maps of their own, which read the same input."""

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pairmix import factorisation
 from pairmix.dense import matrix_of
+from pairmix.fit.factors import factorise
+from pairmix.fit.stages import CAREFUL, EXACT, Limits
 from pairmix.nn import SPMLinear
 from pairmix.schedule import Schedule
 
@@ -192,7 +193,7 @@ def _starts(target: _Target, layer: SPMLinear) -> list[SPMLinear]:
     with torch.random.fork_rng(devices=[]):  # the same layer in every run
         torch.manual_seed(0)
         factorised = []
-        for limits in (factorisation.EXACT, factorisation.CAREFUL):
+        for limits in (EXACT, CAREFUL):
             start = _factorised(target.matrix, make(), limits)
             if target.error(start) < _EXACT:
                 return [start]
@@ -205,13 +206,13 @@ def _starts(target: _Target, layer: SPMLinear) -> list[SPMLinear]:
     if beside is not None:  # the other way round: the stages for what the low-rank map leaves
         beside.d_out.zero_()
         _with_low_rank(beside, target.matrix)
-        _factorised(target.matrix - beside.to_dense(), beside, factorisation.CAREFUL)
+        _factorised(target.matrix - beside.to_dense(), beside, CAREFUL)
         starts.append(beside)
     return starts
 
 
-def _factorised(matrix: Tensor, layer: SPMLinear, limits: factorisation.Limits) -> SPMLinear:
-    coeffs, d_in, d_out = factorisation.factorise(matrix, layer.schedule, limits)
+def _factorised(matrix: Tensor, layer: SPMLinear, limits: Limits) -> SPMLinear:
+    coeffs, d_in, d_out = factorise(matrix, layer.schedule, limits)
     if layer.block == "general":
         layer.coeffs.copy_(coeffs)
     else:  # the nearest rotation to each block

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pairmix.factorisation.stages import peeled, product
+from pairmix.fit.stages import peeled, product
 
 _REAL = 1e-3
 """How large the imaginary parts of eigenvectors may be, which rounding alone causes."""

@@ -1,0 +1,5 @@
+"""SPM layers that are close to given matrices."""
+
+from pairmix.fit.layer import Fitted, fit, fit_
+
+__all__ = ["Fitted", "fit", "fit_"]
