@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 def is_conv1d(module: nn.Module) -> bool:
     """Whether this is the `Conv1D` of transformers, a linear map whose weight is stored transposed."""
-    return any(
-        kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in type(module).__mro__
-    )
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and hasattr(module, "nf")
 
 
 def matrix_of(module: nn.Module) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pairmix.adapters.layer import Rotations
+from pairmix.adapters.layer import Rotations, plain
 from pairmix.adapters.model import Trainable, attach, chains, check_not_merged, like, names, width
 from pairmix.adapters.places import places
 from pairmix.schedule import Schedule
@@ -43,7 +43,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], name: str = "default") 
     about = {
         "format": FORMAT,
         "name": name,
-        "layers": {layer: one.meaning() for layer, one in rotations.items()},
+        "layers": {layer: _about(one) for layer, one in rotations.items()},
         "schedules": {one.schedule.digest: one.schedule.to_dict() for one in rotations.values()},
         "versions": {package: metadata.version(package) for package in ("pairmix", "torch")},
     }
@@ -102,9 +102,21 @@ def load(
     return name
 
 
+def _about(rotations: Rotations) -> dict[str, Any]:
+    """What the parameters mean, apart from their values."""
+    schedule = rotations.schedule
+    return {
+        "where": rotations.where,
+        "scale": rotations.scale is not None,
+        "width": schedule.n,
+        "stages": schedule.stages,
+        "schedule": schedule.digest,
+    }
+
+
 def _built(model: nn.Module, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Rotations]:
     """The rotations of a file, with their values, for the layers of this model."""
-    layers = {place.name: place.layer for place in places(model)}
+    layers = {place.name: plain(place.found) for place in places(model)}
     missing = [name for name in about["layers"] if name not in layers]
     if missing:
         raise ValueError(f"it is for the layers {', '.join(missing)}, which are not there or cannot be adapted")
@@ -154,7 +166,7 @@ def _check_same(ours: Mapping[str, Rotations], theirs: Mapping[str, Rotations]) 
         if found:
             raise ValueError(f"the adapter is on other layers; {words}: {', '.join(sorted(found))}")
     for layer, one in ours.items():
-        there, here = theirs[layer].meaning(), one.meaning()
+        there, here = _about(theirs[layer]), _about(one)
         differences = [f"{key} is {there[key]} there and {here[key]} here" for key in here if there[key] != here[key]]
         if differences:
             raise ValueError(f"{layer}: {'; '.join(differences)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pairmix import functional
+from pairmix.dense import is_conv1d
+from pairmix.nn.description import Described, of_schedule
 from pairmix.schedule import Schedule
 
 INPUT, OUTPUT = "input", "output"
@@ -17,7 +18,7 @@ WHERE = (INPUT, OUTPUT)
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class Rotations(nn.Module):
+class Rotations(Described):
     """A chain of rotation stages that starts exactly as the identity, and optionally a scale for every coordinate.
 
         y = S R x        R = B_L ... B_1
@@ -37,7 +38,6 @@ class Rotations(nn.Module):
     Attributes:
         angles: `[L, n // 2]`.
         scale: `[n]`, or None.
-        is_merged: whether the weights of the layer hold it already.
     """
 
     scale: nn.Parameter | None
@@ -55,7 +55,7 @@ class Rotations(nn.Module):
         check_where(where)
         self.schedule = schedule
         self.where = where
-        self.is_merged = False
+        self._is_merged = False
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.angles = nn.Parameter(torch.empty(schedule.stages, schedule.n // 2, **like))
         self.register_parameter("scale", nn.Parameter(torch.empty(schedule.n, **like)) if scale else None)
@@ -67,8 +67,20 @@ class Rotations(nn.Module):
         self.angles.zero_()
         if self.scale is not None:
             self.scale.fill_(1.0)
+        self._describe()
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the weights of the layer hold it already."""
+        return self._is_merged
+
+    @is_merged.setter
+    def is_merged(self, merged: bool) -> None:
+        self._is_merged = merged
+        self._describe()
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        self._check_description()
         return _mixed(x, functional.Parameters(self.angles, None, self.scale, bias, None), self.schedule)
 
     def around(self, bias: Tensor) -> Tensor:
@@ -96,14 +108,12 @@ class Rotations(nn.Module):
             rows = _mixed(rows, functional.Parameters(-angles.flip(0), scale, None, None, None), last_first)
         return (rows if before else rows.T).to(weight.dtype)
 
-    def meaning(self) -> dict[str, Any]:
-        """What the parameters mean, apart from their values."""
+    def _meaning(self) -> dict[str, Any]:
         return {
             "where": self.where,
             "scale": self.scale is not None,
-            "width": self.schedule.n,
-            "stages": self.schedule.stages,
-            "schedule": self.schedule.digest,
+            "merged": self.is_merged,
+            "schedule": of_schedule(self.schedule),
         }
 
     def extra_repr(self) -> str:
@@ -111,23 +121,6 @@ class Rotations(nn.Module):
             f"width={self.schedule.n}, stages={self.schedule.stages}, schedule={self.schedule.kind}, "
             f"where={self.where}, scale={self.scale is not None}"
         )
-
-    def get_extra_state(self) -> Tensor:
-        """What the parameters mean, and whether the weights beside them hold them already: the bytes of a JSON text."""
-        text = json.dumps({**self.meaning(), "merged": self.is_merged})
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to set: `_load_from_state_dict` has compared it before it loaded any parameter."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        stored, ours = state_dict.get(prefix + "_extra_state"), self.get_extra_state()
-        if stored is not None and not ours.equal(stored.cpu()):
-            there, here = (bytes(state.tolist()).decode(errors="replace") for state in (stored, ours))
-            *_, errors = rest
-            errors.append(f"{prefix.removesuffix('.')}: the checkpoint is of another adapter: {there}, not {here}")
-            return
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Adapted(nn.Module):
@@ -159,7 +152,10 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rotations = None if self.used is None else self.chain(self.used)
-        if rotations is None or rotations.is_merged:
+        if rotations is None:
+            y = self.base(x)
+        elif rotations.is_merged:
+            rotations._check_description()  # or weights that hold no rotations could have been loaded
             y = self.base(x)
         elif rotations.where == INPUT:
             y = self.base(rotations(x))
@@ -184,20 +180,20 @@ def check_where(where: object) -> None:
         raise ValueError(f"where must be one of {list(WHERE)}, got {where!r}")
 
 
+def plain(module: nn.Module) -> nn.Module:
+    """The layer itself, without what is around it."""
+    return module.base if isinstance(module, Adapted) else module
+
+
 def features_of(layer: nn.Module) -> tuple[int, int] | None:
     """How many features a layer takes and gives; None if it does not say, and so is no linear map."""
     found = (
         (layer.nx, layer.nf)
-        if is_transposed(layer)
+        if is_conv1d(layer)
         else (getattr(layer, "in_features", None), getattr(layer, "out_features", None))
     )
     taken, given = found
     return (taken, given) if isinstance(taken, int) and isinstance(given, int) else None
-
-
-def is_transposed(layer: nn.Module) -> bool:
-    """Whether its weight is `[in, out]`: that of the Conv1D of transformers, which is a linear layer."""
-    return any(kind.__name__ == "Conv1D" for kind in type(layer).__mro__) and hasattr(layer, "nf")
 
 
 def bias_of(layer: nn.Module) -> Tensor | None:

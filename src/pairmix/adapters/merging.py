@@ -7,9 +7,10 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from pairmix.adapters.layer import Adapted, Rotations, features_of, is_transposed
+from pairmix.adapters.layer import Adapted, Rotations, features_of
 from pairmix.adapters.model import chains, check_exists, check_not_merged, names, take_off, use
 from pairmix.adapters.places import adapted
+from pairmix.dense import is_conv1d
 
 
 @torch.no_grad()
@@ -85,10 +86,8 @@ def _layers_of(model: nn.Module, name: str) -> dict[str, tuple[Adapted, Rotation
 
 def _change(layer: nn.Module, rotations: Rotations, inverse: bool) -> None:
     weight = layer.get_parameter("weight")
-    if is_transposed(layer):
-        weight.copy_(rotations.folded(weight.T, inverse).T)
-    else:
-        weight.copy_(rotations.folded(weight, inverse))
+    matrix = weight.T if is_conv1d(layer) else weight
+    matrix.copy_(rotations.folded(matrix, inverse))
 
 
 def _check_weights(model: nn.Module, layers: dict[str, tuple[Adapted, Rotations]]) -> None:
@@ -101,7 +100,7 @@ def _check_weights(model: nn.Module, layers: dict[str, tuple[Adapted, Rotations]
     for layer_name, (layer, _) in layers.items():
         weight, features = layer.base._parameters.get("weight"), features_of(layer.base)
         assert features is not None
-        shape = features if is_transposed(layer.base) else features[::-1]
+        shape = features if is_conv1d(layer.base) else features[::-1]
         if weight is None or not weight.is_floating_point() or weight.shape != shape:
             raise ValueError(
                 f"{layer_name} is a {type(layer.base).__name__}, which has no parameter `weight` of shape {shape} in "

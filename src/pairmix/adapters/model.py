@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pairmix.adapters.layer import INPUT, Adapted, Rotations, check_where, features_of
+from pairmix.adapters.layer import INPUT, Adapted, Rotations, check_where, features_of, plain
 from pairmix.adapters.places import Targets, adapted, ends_with, matching, places, unwrapped
 from pairmix.nn.linear import make_schedule
 from pairmix.schedule import Schedule
@@ -120,13 +120,13 @@ def attach(model: nn.Module, name: str, rotations: Mapping[str, Rotations], keep
     if name in names(model):
         raise ValueError(f"this model has an adapter {name!r} already; it has {names(model)}")
     found = list(places(model))
-    layers = {place.name: place.layer for place in found}
+    layers = {place.name: plain(place.found) for place in found}
     own = {layers[layer_name]: one for layer_name, one in rotations.items()}
     wrappers: dict[nn.Module, Adapted] = {}
     for place in found:
-        if place.layer not in own:
+        wrapper, layer = place.found, plain(place.found)
+        if layer not in own:
             continue
-        wrapper, layer = place.found, place.layer
         if not isinstance(wrapper, Adapted):
             wrapper = wrappers.setdefault(layer, Adapted(layer))
             place.put(wrapper)

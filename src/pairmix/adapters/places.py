@@ -4,43 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pairmix.adapters.layer import Adapted, features_of
+from pairmix.adapters.layer import Adapted, features_of, plain
+from pairmix.places import Place, outermost
 
 Targets = Sequence[str] | str | Callable[[str, nn.Module], bool]
 """Which layers: the ends of their names, a regular expression for whole names, or a function of name and layer."""
-
-
-class Place(NamedTuple):
-    """Where a layer is; one that is shared is at several places.
-
-    Attributes:
-        name: its full name.
-        parent: the module that holds it.
-        key: its name there.
-    """
-
-    name: str
-    parent: nn.Module
-    key: str
-
-    @property
-    def found(self) -> nn.Module:
-        """What is there: the layer, or the one around it."""
-        return self.parent.get_submodule(self.key)
-
-    @property
-    def layer(self) -> nn.Module:
-        """The layer itself."""
-        return self.found.base if isinstance(self.found, Adapted) else self.found
-
-    def put(self, module: nn.Module) -> None:
-        """Put a module there."""
-        setattr(self.parent, self.key, module)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -57,16 +29,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def places(model: nn.Module) -> Iterator[Place]:
     """The places of all layers that have adapters, or can have some. What is within these is not looked at."""
 
-    def below(parent: nn.Module, prefix: str) -> Iterator[Place]:
-        for key, module in parent._modules.items():
-            if module is None:
-                continue
-            if isinstance(module, Adapted) or (features_of(module) is not None and not _reads(parent)):
-                yield Place(prefix + key, parent, key)
-            else:
-                yield from below(module, f"{prefix}{key}.")
-
-    return below(unwrapped(model), "")
+    return outermost(
+        unwrapped(model),
+        lambda place: (
+            isinstance(place.found, Adapted) or (features_of(place.found) is not None and not _reads(place.parent))
+        ),
+    )
 
 
 def adapted(model: nn.Module) -> dict[str, Adapted]:
@@ -86,8 +54,9 @@ def matching(model: nn.Module, targets: Targets) -> dict[str, nn.Module]:
     """
     layers: dict[str, nn.Module] = {}
     for place in places(model):
-        if all(place.layer is not other for other in layers.values()):
-            layers[place.name] = place.layer
+        layer = plain(place.found)
+        if all(layer is not other for other in layers.values()):
+            layers[place.name] = layer
     if isinstance(targets, str):
         found = [name for name in layers if re.fullmatch(targets, name)]
         missing = [] if found else [targets]

@@ -18,6 +18,7 @@ from pairmix.convert.twins import Twin
 from pairmix.dense import matrix_of
 from pairmix.fit import fit_
 from pairmix.nn import SPMLinear
+from pairmix.places import Place, outermost
 
 _SEVERAL_MAPS = ("attn", "qkv", "query_key_value", "in_proj")
 """What modules are called whose rows are those of Q, K and V: maps of their own, which read the same input."""
@@ -83,17 +84,18 @@ def convert_(
     if twins.of_dense(model) is not None:
         raise ValueError(f"the model is itself a {_kind(model)}, and cannot be replaced in place; put it into another")
     patterns = [skip] if isinstance(skip, str) else list(skip)
-    result, made, places = Conversion(), dict[nn.Module, nn.Module](), list[tuple[str, nn.Module]]()
-    for name, module, twin, why in _found(model, filter_fn, patterns, head, weights):
+    result, made, planned = Conversion(), dict[nn.Module, nn.Module](), list[tuple[Place, nn.Module]]()
+    for place, twin, why in _found(model, filter_fn, patterns, head, weights):
+        module = place.found
         if why is not None:
-            result.left.append(Left(name, _kind(module), why))
+            result.left.append(Left(place.name, _kind(module), why))
             continue
         if module not in made:
-            made[module], replaced = _converted(twin, module, name, weights, fit_steps, progress, options)
+            made[module], replaced = _converted(twin, module, place.name, weights, fit_steps, progress, options)
             result.replaced.append(replaced)
-        places.append((name, made[module]))
-    for name, spm in places:  # only now: an option that SPMLinear refuses leaves the model as it was
-        _replace(model, name, spm)
+        planned.append((place, made[module]))
+    for place, spm in planned:  # only now: an option that SPMLinear refuses leaves the model as it was
+        place.put(spm)
     return result
 
 
@@ -114,18 +116,17 @@ def restore_(model: nn.Module) -> Conversion:
     if twins.of_spm(model) is not None:
         raise ValueError(f"the model is itself a {_kind(model)}, and cannot be replaced in place; put it into another")
     result, made = Conversion(), dict[nn.Module, nn.Module]()
-    for name, module in _outermost(model, twins.of_spm):
-        twin = twins.of_spm(module)
-        assert twin is not None
+    for place, twin in _with_twin(model, twins.of_spm):
+        module = place.found
         why = twin.why_not_back(module)
         if why is not None:
-            result.left.append(Left(name, _kind(module), why))
+            result.left.append(Left(place.name, _kind(module), why))
             continue
         if module not in made:
             made[module] = _restored(twin, module)
             maps = list(twin.maps(made[module], module))
-            result.replaced.append(_replaced(name, module, made[module], maps, back=True))
-        _replace(model, name, made[module])
+            result.replaced.append(_replaced(place.name, module, made[module], maps, back=True))
+        place.put(made[module])
     return result
 
 
@@ -135,7 +136,7 @@ def _found(
     patterns: list[str],
     head: bool,
     weights: str,
-) -> Iterator[tuple[str, nn.Module, Twin, str | None]]:
+) -> Iterator[tuple[Place, Twin, str | None]]:
     """The modules that have a twin, and why they are left as they are; None if they are to be replaced."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in patterns:
@@ -143,18 +144,17 @@ def _found(
             raise ValueError(f"skip={pattern!r} matches no module; the model has {', '.join(names[1:20])}, ...")
     heads = set() if head else _heads(model)
     owners = Counter(parameter for module in model.modules() for parameter in module._parameters.values())
-    for name, module in _outermost(model, twins.of_dense):
-        twin = twins.of_dense(module)
-        assert twin is not None
-        if any(fnmatchcase(part, pattern) for part in _prefixes(name) for pattern in patterns):
+    for place, twin in _with_twin(model, twins.of_dense):
+        module = place.found
+        if any(fnmatchcase(part, pattern) for part in _prefixes(place.name) for pattern in patterns):
             why: str | None = "skip"
         elif module in heads:
             why = "the output head"
-        elif filter_fn is not None and not filter_fn(module, name):
+        elif filter_fn is not None and not filter_fn(module, place.name):
             why = "filter_fn"
         else:
             why = _why_not(module, twin, owners, weights)
-        yield name, module, twin, why
+        yield place, twin, why
 
 
 def _why_not(module: nn.Module, twin: Twin, owners: Counter[nn.Parameter | None], weights: str) -> str | None:
@@ -171,17 +171,12 @@ def _why_not(module: nn.Module, twin: Twin, owners: Counter[nn.Parameter | None]
     return twin.why_not(module)
 
 
-def _outermost(model: nn.Module, twin_of: Callable[[nn.Module], Twin | None]) -> Iterator[tuple[str, nn.Module]]:
+def _with_twin(model: nn.Module, twin_of: Callable[[nn.Module], Twin | None]) -> Iterator[tuple[Place, Twin]]:
     """The modules that have a twin, and are in no other that has one, as often as they occur."""
-
-    def walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-        for name, child in list(module._modules.items()):
-            if child is not None and twin_of(child) is not None:
-                yield prefix + name, child
-            elif child is not None:
-                yield from walk(child, f"{prefix}{name}.")
-
-    return walk(model, "")
+    for place in outermost(model, lambda place: twin_of(place.found) is not None):
+        twin = twin_of(place.found)
+        assert twin is not None
+        yield place, twin
 
 
 def _prefixes(name: str) -> list[str]:
@@ -284,11 +279,6 @@ def _replaced(
     spm = sum(one.layer.multiply_adds for one in maps)
     multiply_adds = (spm, dense) if back else (dense, spm)
     return Replaced(name, _kind(before), _kind(after), (counts[0], counts[1]), multiply_adds, error)
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
 
 
 def _kind(module: nn.Module) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from pairmix.schedule import Schedule
 
 SIZE = 256
 """The bytes of a description. All have this shape, so that loaders, which compare shapes, load also a wrong one."""
@@ -30,7 +33,7 @@ class Described(nn.Module):
     _compared: tuple[Tensor | None, int] = (None, -1)  # the buffer that was compared last, and its version then
 
     def _meaning(self) -> dict[str, Any]:
-        """What the parameters mean: values that JSON can hold, and a `schedule` as in `Schedule.to_dict`."""
+        """What the parameters mean: values that JSON can hold, and a `schedule` as `of_schedule` gives it."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -47,6 +50,16 @@ class Described(nn.Module):
     def _remember(self, compared: Tensor) -> None:
         if not compared.is_inference():
             self._compared = compared, compared._version
+
+    def _check_description(self) -> None:
+        """Raise if what was loaded last are the parameters of another module. To be called before they are used."""
+        if is_dynamo_compiling():
+            self._compare_description()
+        else:
+            described = self._buffers["description"]
+            compared, version = self._compared
+            if described is not compared or described._version != version:  # type: ignore[union-attr]
+                self._compare_description()
 
     def _compare_description(self) -> None:
         """Raise if the buffer describes another module; else remember that it has been compared."""
@@ -124,6 +137,12 @@ class Described(nn.Module):
 Described._compare_description._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def of_schedule(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as descriptions hold it, however long it is: its pairs are told by their digest."""
+    told = {"kind": schedule.kind, "n": schedule.n, "stages": schedule.stages, "digest": schedule.digest}
+    return told if schedule.seed is None else {**told, "seed": schedule.seed}
+
+
 def encoded(meaning: Mapping[str, Any]) -> Tensor:
     """The bytes of a JSON text, padded with zeros. A tensor, because some formats hold nothing else."""
     text = _compact(meaning)
@@ -142,7 +161,7 @@ def differences(stored: object, ours: Mapping[str, Any]) -> list[str]:
 
     Args:
         stored: what the checkpoint holds: as `encoded` gives it, or a JSON text of any length without padding.
-        ours: what our layer says of itself; its `schedule` is as `Schedule.to_dict` gives it.
+        ours: what our layer says of itself; its `schedule` is as `of_schedule` gives it.
     """
     schedule = ours["schedule"]
     most = 1000 + 16 * schedule["n"] * schedule["stages"]  # one of this layer, even with all its pairs, is shorter

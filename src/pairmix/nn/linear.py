@@ -8,12 +8,11 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from pairmix import functional
 from pairmix.nn import depth
 from pairmix.nn import init as initial
-from pairmix.nn.description import Described
+from pairmix.nn.description import Described, of_schedule
 from pairmix.nn.inputs import forward_special
 from pairmix.schedule import Schedule
 
@@ -235,14 +234,8 @@ class SPMLinear(Described):
 
     def _tensors(self) -> functional.Tensors:
         """The parameters as the operator takes them, if what was loaded last are those of such a layer."""
-        # Attributes of a module are found late, and a few of them, or of calls, take as long as a small layer.
-        if is_dynamo_compiling():
-            self._compare_description()
-        else:
-            described = self._buffers["description"]
-            compared, version = self._compared
-            if described is not compared or described._version != version:  # type: ignore[union-attr]
-                self._compare_description()
+        self._check_description()
+        # Attributes of a module are found late, and a few of them take as long as a small layer.
         blocks = "coeffs" if self.block == "general" else "angles"
         try:
             own = self._parameters
@@ -313,15 +306,12 @@ class SPMLinear(Described):
         )
 
     def _meaning(self) -> dict[str, Any]:
-        schedule = {"kind": self.schedule.kind, "n": self.width, "stages": self.stages, "digest": self.schedule.digest}
-        if self.schedule.seed is not None:
-            schedule["seed"] = self.schedule.seed
         meaning = {
             "in_features": self.in_features,
             "out_features": self.out_features,
             "maps": self.maps,
             "block": self.block,
-            "schedule": schedule,
+            "schedule": of_schedule(self.schedule),
         }
         return {**meaning, "residual": self.residual} if self.width % 2 else meaning
 

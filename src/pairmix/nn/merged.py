@@ -12,6 +12,7 @@ from pairmix import functional
 from pairmix.nn.attention import SPMMultiheadAttention
 from pairmix.nn.linear import SPMLinear
 from pairmix.nn.rnn_base import Recurrent
+from pairmix.places import Place, outermost
 from pairmix.schedule import Schedule
 
 # What a factor costs besides its products, in multiply-adds a coordinate. A compromise: for 4,096 coordinates in
@@ -130,15 +131,18 @@ def merge_stages_(model: nn.Module) -> list[str]:
         raise ValueError(f"an SPM layer cannot replace itself, use MergedStages(layer): {model}")
     merged: dict[SPMLinear, MergedStages] = {}  # a layer that occurs twice stays one layer
     names = []
-    for name, layer in list(model.named_modules(remove_duplicate=False)):
-        owner_name, _, child = name.rpartition(".")
-        owner = model.get_submodule(owner_name)
-        if isinstance(layer, SPMLinear) and not isinstance(owner, _READERS):
-            if layer not in merged:
-                merged[layer] = MergedStages(layer)
-            owner.register_module(child, merged[layer])
-            names.append(name)
+    for place in list(outermost(model, _is_called)):
+        layer = place.found
+        assert isinstance(layer, SPMLinear)
+        if layer not in merged:
+            merged[layer] = MergedStages(layer)
+        place.put(merged[layer])
+        names.append(place.name)
     return names
+
+
+def _is_called(place: Place) -> bool:
+    return isinstance(place.found, SPMLinear) and not isinstance(place.parent, _READERS)
 
 
 def cheapest_factors(schedule: Schedule) -> list[Factor]:
