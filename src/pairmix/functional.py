@@ -283,12 +283,9 @@ def recurrence(
         order = schedule.on(gates.device).order
         all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, order, *parameters, block, cell, impl)
     else:
-        if sizes is None:
-            sizes = [batch] * (gates.shape[0] // max(batch, 1))
 
         def mix_some(x: Tensor, first: int, last: int) -> Tensor:
-            some = Parameters(*(None if parameter is None else parameter[first:last] for parameter in parameters))
-            y = mix(x, some, schedule, block, size, last - first, impl)
+            y = mix(x, parameters.of_maps(first, last), schedule, block, size, last - first, impl)
             if not is_low_rank:
                 return y
             return add_low_rank(y, x, *(None if part is None else part[first:last].to(wide) for part in (down, up)))

@@ -354,7 +354,7 @@ class SPMTransformerEncoderLayer(nn.Module):
 
 def _some_maps(layer: SPMLinear, x: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
     """The outputs of some of the layer's maps, in one call."""
-    some = functional.Parameters(*(None if tensor is None else tensor[first:end] for tensor in layer._tensors()))
+    some = layer._tensors().of_maps(first, end)
     y = functional.mix(x, some, layer.schedule, layer.block, layer.out_features, end - first, layer.impl)
     return y.chunk(end - first, -1)
 

@@ -61,14 +61,21 @@ GATES = {"tanh": 1, "relu": 1, "linear": 1, "gru": 3, "gru_reset_after": 3, "lst
 """How many gates a cell has."""
 
 
+def sizes_of(batch_sizes: Sequence[int] | None, rows: Tensor, h0: Tensor) -> list[int]:
+    """How many sequences have each step; without `batch_sizes` all of them have all steps."""
+    batch = h0.shape[0]
+    return [batch] * (rows.shape[0] // max(batch, 1)) if batch_sizes is None else list(batch_sizes)
+
+
 def unrolled(
-    cell: str, gates: Tensor, h: Tensor, c: Tensor, batch_sizes: Sequence[int], mix: Mix
+    cell: str, gates: Tensor, h: Tensor, c: Tensor, batch_sizes: Sequence[int] | None, mix: Mix
 ) -> tuple[Tensor, Tensor]:
     """All h and all c, a row for every row of `gates`; `h` and `c` are those before the first step."""
-    if not batch_sizes:
+    sizes = sizes_of(batch_sizes, gates, h)
+    if not sizes:
         return gates[:, : h.shape[-1]], gates[:, : c.shape[-1]]  # no rows
     all_h, all_c = [], []
-    for rows in gates.split(list(batch_sizes)):
+    for rows in gates.split(sizes):
         count = rows.shape[0]
         h, c = STEPS[cell](rows, h[:count], c[:count], mix)
         all_h.append(h)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pairmix.ops import cpu
+from pairmix.ops.cells import sizes_of
 from pairmix.ops.registry import Parameters, Tensors
 from pairmix.schedule import DeviceSchedule
 
@@ -40,7 +41,7 @@ def forward(
         gates.contiguous(),
         h0.contiguous(),
         c0.contiguous(),
-        _sizes(batch_sizes, gates, h0),
+        sizes_of(batch_sizes, gates, h0),
         cpu.contiguous(parameters),
         block == "rotation",
         torch.get_num_threads(),
@@ -67,7 +68,7 @@ def backward(
     needs: Parameters[bool],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensors]:
     """The gradients of gates, h0, c0 (for an LSTM) and of the parameters; None for those that are not needed."""
-    sizes = _sizes(batch_sizes, h, h0)
+    sizes = sizes_of(batch_sizes, h, h0)
     parameters = cpu.contiguous(parameters)
     results = _kernels.recurrence_backward(
         cpu.plan_of(schedule),
@@ -121,9 +122,8 @@ def _parameter_gradients(
     spans = [(0, maps)] if len(read) == 1 else [(0, maps - 1), (maps - 1, maps)]
     parts = []
     for rows, (first, last) in zip(read, spans, strict=True):
-        of_span = Parameters(*(None if parameter is None else parameter[first:last] for parameter in parameters))
         columns = grad[:, first * n : last * n]
-        parts.append(cpu.backward(columns, rows, of_span, schedule, block, False, needs)[1])
+        parts.append(cpu.backward(columns, rows, parameters.of_maps(first, last), schedule, block, False, needs)[1])
     return Parameters(*(None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)))
 
 
@@ -137,8 +137,3 @@ def _states_before(h: Tensor, h0: Tensor, batch_sizes: Sequence[int] | None) -> 
         return torch.cat([h0, h])[: h.shape[0]]
     steps = [h0, *h.split(list(batch_sizes))]
     return torch.cat([h[:0], *(before[:size] for before, size in zip(steps, batch_sizes, strict=False))])
-
-
-def _sizes(batch_sizes: Sequence[int] | None, rows: Tensor, h0: Tensor) -> list[int]:
-    batch = h0.shape[0]
-    return [batch] * (rows.shape[0] // max(batch, 1)) if batch_sizes is None else list(batch_sizes)

@@ -29,6 +29,10 @@ class Parameters(NamedTuple, Generic[T]):
     residual_scale: T
     """`[M, L]`, for odd n only."""
 
+    def of_maps(self: Tensors, first: int, last: int) -> Tensors:
+        """Those of the maps first ... last - 1, as views."""
+        return Parameters(*(None if tensor is None else tensor[first:last] for tensor in self))
+
 
 Tensors = Parameters[Any]
 """Tensors, or None for what is not given."""

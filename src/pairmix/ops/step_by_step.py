@@ -76,9 +76,6 @@ def _run(
     cell: str,
 ) -> tuple[Tensor, Tensor]:
     def mix(x: Tensor, first: int, last: int) -> Tensor:
-        some = Parameters(*(None if parameter is None else parameter[first:last] for parameter in parameters))
-        return reference.forward(x, some, schedule, block, schedule.n)
+        return reference.forward(x, parameters.of_maps(first, last), schedule, block, schedule.n)
 
-    batch = h0.shape[0]
-    sizes = [batch] * (gates.shape[0] // max(batch, 1)) if batch_sizes is None else batch_sizes
-    return unrolled(cell, gates, h0, c0, sizes, mix)
+    return unrolled(cell, gates, h0, c0, batch_sizes, mix)

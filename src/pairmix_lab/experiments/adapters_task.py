@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from pairmix import Schedule, adapters
 from pairmix_lab import contenders, files
 from pairmix_lab.experiments import data, gpt, gpt_task
-from pairmix_lab.experiments.language_models import HEAD
-from pairmix_lab.experiments.texts import TextConfig, TextTask
+from pairmix_lab.experiments.texts import TextTask
 from pairmix_lab.experiments.transformer import GPT, MAPS
 from pairmix_lab.training import locks
 from pairmix_lab.training.loop import Batch, train
@@ -37,14 +36,11 @@ MOST_VALIDATED = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TextConfig):
+class Config(gpt_task.GPTConfig):
     """Fine-tuning of a GPT.
 
     Attributes:
         layer: what is trained, of `LAYERS`.
-        width: of the residual stream, a multiple of 64.
-        depth: the number of transformer blocks.
-        text: what it learns, of `gpt_task.TEXTS`.
         base_text: what it has learned before.
         base_steps: in how many steps; 0 for a base with random weights, whose steps take as long.
         base_seed: which random start and which batches the base had.
@@ -53,33 +49,21 @@ class Config(TextConfig):
 
     experiment: str = "adapters"
     layer: str = contenders.ROTATIONS.key
-    width: int = 256
-    depth: int = 4
     text: str = "agnews"
     base_text: str = "shakespeare"
     base_steps: int = 2000
     base_seed: int = 0
     steps: int = 500
-    batch: int = 8
-    length: int = 64
     lr: float = 1e-2
-    clip: float | None = 1.0
     validate_every: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("layer", LAYERS)
-        for name in ("text", "base_text"):
-            self._check_choice(name, gpt_task.TEXTS)
-        if self.width < 1 or self.width % HEAD:
-            raise ValueError(f"width must be a multiple of {HEAD}, the features of an attention head, got {self.width}")
-        for name, least in {"depth": 1, "length": 1, "base_steps": 0, "base_seed": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-
-    @classmethod
-    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(config)  # no older version had this experiment
+        self._check_choice("base_text", gpt_task.TEXTS)
+        for name in ("base_steps", "base_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def name(self) -> str:

@@ -30,50 +30,62 @@ MOST_VALIDATED = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TextConfig):
-    """A GPT.
+class GPTConfig(TextConfig):
+    """What is the same whatever is trained of a GPT.
 
     Attributes:
-        layer: of its maps, of `LAYERS` or `EXTENSIONS`.
         width: of the residual stream, a multiple of 64.
         depth: the number of transformer blocks.
         text: what it learns from, of `TEXTS`.
-        tied: whether the head is the table of bytes.
-        dense_maps: those of qkv,out,up,down, in this order, that are dense whatever the layer is.
-        budget: the seconds of training that `steps` stand for; None if they were chosen otherwise.
         batch: sequences of a step, over all processes.
     """
 
-    experiment: str = "gpt"
     width: int = 256
     depth: int = 4
     text: str = "shakespeare"
-    tied: bool = False
-    dense_maps: str = ""
-    budget: float | None = None
-    steps: int = 2000
     batch: int = 8
     length: int = 64
-    lr: float = 1e-3  # what suits the dense one of this width
     clip: float | None = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("layer", (*LAYERS, *EXTENSIONS))
         self._check_choice("text", TEXTS)
         if self.width < 1 or self.width % HEAD:
             raise ValueError(f"width must be a multiple of {HEAD}, the features of an attention head, got {self.width}")
         for name in ("depth", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(config)  # no older version had such experiments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(GPTConfig):
+    """A GPT.
+
+    Attributes:
+        layer: of its maps, of `LAYERS` or `EXTENSIONS`.
+        tied: whether the head is the table of bytes.
+        dense_maps: those of qkv,out,up,down, in this order, that are dense whatever the layer is.
+        budget: the seconds of training that `steps` stand for; None if they were chosen otherwise.
+    """
+
+    experiment: str = "gpt"
+    tied: bool = False
+    dense_maps: str = ""
+    budget: float | None = None
+    steps: int = 2000
+    lr: float = 1e-3  # what suits the dense one of this width
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("layer", (*LAYERS, *EXTENSIONS))
         if not is_list_of_maps(self.dense_maps):
             raise ValueError(f"dense_maps must be some of {','.join(MAPS)} in this order, got {self.dense_maps!r}")
         if self.budget is not None and not 0 < self.budget < math.inf:
             raise ValueError(f"budget must be above 0 seconds, or None, got {self.budget}")
-
-    @classmethod
-    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(config)  # no older version had this experiment
 
     @property
     def name(self) -> str:
