@@ -1,38 +1,20 @@
-"""Starts are compared with each other: real processes train, are killed, and others go on."""
+"""Which start is compared with which, and how the rate of each is chosen."""
 
 import json
 import math
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import time
-from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from small_grids import NEAR, TEXT, TINY, grid
 
 from pairmix.nn.init import INITS
-from pairmix_lab import cli, results
 from pairmix_lab.bench import init
 from pairmix_lab.bench.init import Config, best_rate, trained
-from pairmix_lab.bench.jobs import Finished, processes, submitted
-from pairmix_lab.experiments import agnews, shakespeare, teacher
+from pairmix_lab.bench.jobs import Finished
+from pairmix_lab.experiments import shakespeare, teacher
 from pairmix_lab.experiments.experiment import StartCase
 
-PATIENCE = 120  # seconds, after which something hangs
 STARTS = [*INITS, "dense"]
-TINY = {"steps": 3, "batch": 8}
-NEAR = StartCase("near", lrs=(1e-3, 1e-2), settings=TINY, widths=(8,))
-TEXT = StartCase("text", lrs=(1e-3,), settings={**TINY, "length": 8, "stages": None}, widths=(8, 12))
-
-
-def grid(*cases, **options):
-    return Config(cases=cases or ((teacher.EXPERIMENT, NEAR),), **{"seeds": (0, 1), **options})
 
 
 @pytest.fixture
@@ -40,29 +22,6 @@ def data(tmp_path):
     (tmp_path / "data" / "shakespeare").mkdir(parents=True)
     (tmp_path / "data" / "shakespeare" / "input.txt").write_bytes(bytes(range(256)) * 10)
     return tmp_path / "data"
-
-
-@pytest.fixture
-def part(tmp_path):
-    return tmp_path / "out" / "init.part.jsonl"
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Runs are trained in this process: another one takes seconds to start. Gives the runs that were trained."""
-    trained_here = []
-
-    def submitted(pool, work, calls):
-        futures = []
-        for arguments in calls:
-            trained_here.append(arguments[1])
-            futures.append(Future())
-            futures[-1].set_result(work(*arguments))
-        return futures
-
-    monkeypatch.setattr(init, "processes", lambda jobs: nullcontext())
-    monkeypatch.setattr(init, "submitted", submitted)
-    return trained_here
 
 
 def test_every_experiment_has_cases_with_names_of_their_own():
@@ -232,236 +191,3 @@ def test_a_line_that_was_cut_off_is_left_out(part, tail):
     finished.add({"n": 2, "seed": 0}, 0.25)
     again = Finished(part, resume=True)
     assert (again[{"n": 1}], again[{"seed": 0, "n": 2}]) == (0.5, 0.25)
-
-
-LONG = grid((teacher.EXPERIMENT, replace(NEAR, settings={"steps": 200, "batch": 8})))
-forkserver = multiprocessing.get_context("forkserver")  # imports once: a new process is there in a moment
-forkserver.set_forkserver_preload(["pairmix_lab.bench.init"])
-
-
-def run_long(part):
-    init.run(LONG, Finished(part, resume=True), jobs=2)
-
-
-def lines_of(part):
-    return part.read_text().splitlines() if part.exists() else []
-
-
-def wait_until(condition, is_alive=lambda: True):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert is_alive(), "it ended before"
-        assert time.monotonic() < deadline, "it hangs"
-        time.sleep(1e-3)
-
-
-def test_a_grid_that_was_killed_is_resumed(part):
-    process = forkserver.Process(target=run_long, args=(part,))
-    process.start()
-    wait_until(lambda: len(lines_of(part)) >= 3, process.is_alive)
-    process.kill()
-    process.join(PATIENCE)
-    assert process.exitcode == -signal.SIGKILL
-    before = lines_of(part)
-    assert 3 <= len(before) < LONG.runs
-
-    rows = init.run(LONG, Finished(part, resume=True), jobs=2)
-    assert lines_of(part)[: len(before)] == before
-    assert len(lines_of(part)) == LONG.runs  # none of them twice
-    for lr, found in zip(NEAR.lrs, rows, strict=False):
-        alone = trained(teacher.EXPERIMENT, LONG.candidates[0].config(lr, seed=0))
-        assert {key: found[key] for key in alone} == pytest.approx(alone, rel=1e-3)
-
-
-def begin_and_wait(folder):
-    """Start processes that tell their numbers."""
-    with processes(2) as pool:
-        submitted(pool, tell_and_sleep, [(folder,)] * 4)
-        time.sleep(PATIENCE)
-
-
-def tell_and_sleep(folder):
-    (folder / str(os.getpid())).touch()
-    time.sleep(PATIENCE)
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    try:  # in a container nobody may be there to reap an orphan
-        return state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return not Path("/proc").exists()
-
-
-def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
-    process = forkserver.Process(target=begin_and_wait, args=(tmp_path,))
-    process.start()
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, process.is_alive)
-    started = [int(path.name) for path in tmp_path.iterdir()]
-    assert all(map(is_running, started))
-    process.kill()
-    wait_until(lambda: not any(map(is_running, started)))
-
-
-def begin_and_fail(folder):
-    """Start processes that have much to do; how they take Ctrl-C, which reaches all of them in a terminal."""
-    with processes(2) as pool:
-        (handler,) = submitted(pool, signal.getsignal, [(signal.SIGINT,)])
-        submitted(pool, tell_and_sleep, [(folder,)] * 4)
-        wait_until(lambda: len(list(folder.iterdir())) == 2)
-        raise LookupError(handler.result())
-
-
-def test_processes_end_at_once_after_an_error(tmp_path):
-    before, start = signal.getsignal(signal.SIGINT), time.monotonic()
-    with pytest.raises(LookupError) as error:
-        begin_and_fail(tmp_path)
-    assert time.monotonic() - start < PATIENCE  # for which each of them would sleep
-    assert not any(is_running(int(path.name)) for path in tmp_path.iterdir())
-    assert error.value.args == (signal.SIG_IGN,)  # it is for the process that started them
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_ctrl_c_stops_the_command_and_its_processes(part):
-    words = f"-m pairmix bench init --widths 16 --jobs 2 --out {part.parent}".split()
-    with subprocess.Popen(
-        [sys.executable, *words, "--cases", "teacher near the identity"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # a group of its own: a terminal sends Ctrl-C to all of it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored if the tests run with &
-    ) as process:
-        wait_until(lambda: lines_of(part), lambda: process.poll() is None)
-        os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    assert "The same command with --resume goes on from there." in " ".join(said.split())
-    assert 1 <= len(lines_of(part)) < 30
-    assert [path.name for path in part.parent.iterdir()] == [part.name]
-
-
-def kill_itself(*arguments):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_process_that_is_killed_is_said_in_a_sentence(part, monkeypatch):
-    monkeypatch.setattr(init, "trained", kill_itself)
-    with pytest.raises(ValueError, match=r"a process that trained was killed.* --resume goes on"):
-        init.run(grid(), Finished(part))
-
-
-def row(case, init, loss, lr=1e-3, seed=0, chosen=True, **more):
-    start = {"layer": "spm", "init": init, "block": "general"}
-    if init == "dense":
-        start |= {"layer": "dense", "init": "own"}
-    about = {"case": case, "width": 1024, "seed": seed, "lr": lr, "first_loss": 5.0, "chosen": chosen}
-    return {**about, **start, "valid_loss": loss, **more}
-
-
-ROWS = [
-    *(row("text", "hadamard", 9.0, lr=1e-2, chosen=False), row("text", "hadamard", 2.0)),
-    *(row("text", "hadamard", 2.2, seed=1), row("text", "hadamard", 1.0, lr=1e-4, chosen=False)),
-    *(row("text", "identity", None, lr=1e-2, chosen=False), row("text", "identity", 1.0)),
-    row("text", "identity", None, seed=1),
-    *(row("text", "dense", 1.5, lr=lr, chosen=lr == 1e-2) for lr in (1e-3, 1e-2)),
-    row("news", "hadamard", 0.5, valid_accuracy=0.875),
-    row("news", "identity", None, chosen=False),
-    row("news", "hadamard", 0.25, block="rotation", valid_accuracy=0.9),
-]
-
-
-def test_summary():
-    assert init.summary(ROWS) == [
-        ["case", "n", "hadamard", "identity", "dense", "hadamard, rotation"],
-        ["text", "1,024", "**2.100 ± 0.141**", "1.000, 1 diverged", "1.500", "-"],
-        ["news", "1,024", "0.500", "diverged", "-", "**0.250**"],
-    ]
-
-
-def test_equal_starts_are_both_the_best():
-    assert init.summary([row("text", "hadamard", 1.0), row("text", "identity", 1.0)])[1][2:] == ["**1.000**"] * 2
-
-
-def test_accuracies():
-    header, *lines = init.accuracies(ROWS)
-    assert header == ["case", "n", "hadamard", "identity", "hadamard, rotation"]
-    assert lines == [["news", "1,024", "87.5", "-", "90.0"]]
-
-
-def test_rates():
-    header, *lines = init.rates(ROWS)
-    assert header[2:] == ["hadamard", "identity", "dense", "hadamard, rotation"]
-    assert [line[2:] for line in lines] == [
-        ["0.001", "0.001 (smallest)", "0.01 (largest)", "-"],
-        ["0.001", "diverged", "-", "0.001"],
-    ]
-
-
-def test_table():
-    header, *lines = init.table(ROWS)
-    assert header[2:] == ["start", "rate", "first loss", "loss", "accuracy, %"]
-    assert [line[0] for line in lines] == ["text"] * 3 + ["news"] * 3
-    assert lines[0][2:] == ["hadamard", "0.001", "5.000 ± 0.000", "2.100 ± 0.141", "-"]
-    assert lines[3][2:] == ["hadamard", "0.001", "5.000", "0.500", "87.5"]
-
-
-def test_picture():
-    figure = init.picture(ROWS)
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert set(panels) == {"text", "news"}
-    points = {name: sorted(axes.lines[0].get_xdata()) for name, axes in panels.items()}
-    assert points == {"text": [1.0, 1.5, 2.0, 2.2], "news": [0.25, 0.5]}
-
-
-def command(*arguments):
-    return CliRunner().invoke(cli.app, ["bench", "init", *map(str, arguments)])
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    monkeypatch.setattr(init, "all_cases", lambda: ((teacher.EXPERIMENT, NEAR), (agnews.EXPERIMENT, TEXT)))
-
-
-def test_command(tiny, here, tmp_path):
-    result = command(
-        "--cases", "near", "--out", tmp_path, "--widths", "8,10", "--seeds", "3", "--blocks", "general,rotation"
-    )
-    assert result.exit_code == 0, result.output
-    saved = results.load(tmp_path / "init.json")
-    assert saved["config"] == {
-        **{"experiment": "init", "seeds": [3], "blocks": ["general", "rotation"], "threads": 1},
-        "cases": [{"experiment": "teacher", "name": "near", "lrs": [0.001, 0.01], "settings": TINY, "widths": [8, 10]}],
-    }
-    assert saved["data"] == {}
-    assert len(saved["rows"]) == 2 * 2 * (2 * 4 + 1)
-    assert {(row["width"], row["seed"]) for row in saved["rows"]} == {(8, 3), (10, 3)}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["init.json", "init.png"]
-    assert "hadamard" in result.output
-
-
-def test_the_command_resumes_only_if_asked_to(tiny, here, tmp_path):
-    options = ("--cases", "near", "--out", tmp_path)
-    finished = Finished(tmp_path / "init.part.jsonl")
-    init.run(grid(seeds=(0,)), finished)
-    result = command(*options, "--seeds", "0,1")
-    assert result.exit_code == 1
-    assert "--resume goes on with it" in " ".join(result.output.split())
-    assert not (tmp_path / "init.json").exists()
-    assert command(*options, "--seeds", "0,1", "--resume").exit_code == 0
-    assert len(here) == len(results.load(tmp_path / "init.json")["rows"]) == 5 * 3
-    assert not finished.path.exists()
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--cases", "far"), ("--jobs", "-1"), ("--seeds", "x"), ("--widths", "0"), ("--blocks", "cube")]
-)
-def test_bad_arguments(tiny, arguments):
-    result = command(*arguments)
-    assert result.exit_code == 2
-    assert arguments[0] in result.output
