@@ -133,6 +133,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench init $(WITH_DATA) --jobs 2 --resume --out results
 	$(BIN)/pairmix bench fit --out results
 	$(BIN)/pairmix bench onnx --out results
+	$(BIN)/pairmix bench kernels --out results
 	$(BIN)/pairmix bench operator --out results
 	$(BIN)/pairmix bench operator --grid --out results
 	$(BIN)/pairmix bench operator --latency --out results

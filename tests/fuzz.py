@@ -65,9 +65,11 @@ def renumbered(rng: random.Random, stage: list[list[int]]) -> list[list[int]]:
 def random_schedule(rng: random.Random, n: int) -> Schedule:
     deepest = 40 if n * n < 40_000 or rng.random() < 0.05 else 12
     stages = rng.choice([0, 1, 2, (n - 1).bit_length(), rng.randint(0, 12), rng.randint(0, deepest)])
-    kind = rng.choice(["butterfly", "butterfly", "brick", "random", "renumbered", "own"])
+    kind = rng.choice(["butterfly", "butterfly", "brick", "random", "random_blocks", "renumbered", "own"])
     if kind == "random":
         return Schedule.random(n, stages, seed=rng.randrange(100))
+    if kind == "random_blocks":
+        return Schedule.random_blocks(n, stages, seed=rng.randrange(100), block_size=rng.choice([1, 2, 4, 8, 16, 32]))
     if kind == "renumbered":  # whole vectors still meet, but their coefficients are not neighbours
         pairs = Schedule.butterfly(n, stages).pairs.transpose(0, 2, 1).tolist()
         return Schedule.from_pairs(n, [renumbered(rng, stage) for stage in pairs])

@@ -103,7 +103,7 @@ def test_implementations_do_not_import_each_other():
 
 def test_the_public_names():
     recurrent = {f"SPM{kind}{cell}" for kind in ("RNN", "GRU", "LSTM") for cell in ("", "Cell")}
-    modules = {"SPMLinear", "SPMMultiheadAttention", "SPMTransformerEncoderLayer"}
+    modules = {"SPMFeedForward", "SPMLinear", "SPMMultiheadAttention", "SPMTransformerEncoderLayer"}
     others = {"Schedule", "adapters", "convert_", "empty_cache", "fit", "functional", "nn", "param_groups", "restore_"}
     assert set(pairmix.__all__) == recurrent | modules | others
     assert all(hasattr(pairmix, name) for name in pairmix.__all__)

@@ -12,7 +12,7 @@ from pairmix import Schedule
 @pytest.mark.parametrize("residual", ["scale", "pass"])
 def test_stage_after_stage_is_the_matrix(sizes, block, residual):
     n = max(sizes)
-    for schedule in (Schedule.butterfly(n), Schedule.random(n, 5), Schedule.butterfly(n, 0)):
+    for schedule in (Schedule.butterfly(n), Schedule.random(n, 5), Schedule.random_blocks(n), Schedule.butterfly(n, 0)):
         arguments = oracle.random_arguments(
             schedule, block, in_features=sizes[0], out_features=sizes[1], residual=residual
         )

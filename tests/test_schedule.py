@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -92,6 +93,94 @@ def test_random_is_the_same_everywhere():
     assert (Schedule.random(6, 5, seed=1).pairs[:2] == Schedule.random(6, 2, seed=1).pairs).all()
 
 
+@pytest.mark.parametrize("n", [*range(1, 150), *BIG])
+def test_random_blocks_reach_everything_in_as_few_stages_as_a_butterfly(n):
+    for block_size in (1, 2, 16):
+        schedule = Schedule.random_blocks(n, seed=n, block_size=block_size)
+        assert schedule.stages == Schedule.butterfly(n).stages
+        assert is_matching(schedule)
+        assert schedule.reach().all()
+
+
+def test_random_blocks_are_the_same_everywhere():
+    # Written down once: a change of these numbers would make old checkpoints unreadable.
+    blocks = Schedule.random_blocks(12, seed=1, block_size=2).pairs[1:, :, ::2] // 2
+    assert blocks.tolist() == [[[2, 4, 0], [3, 1, 5]], [[2, 3, 4], [1, 0, 5]], [[2, 1, 3], [0, 4, 5]]]
+    single = Schedule.random_blocks(5, 5, seed=1).order.tolist()
+    assert single == [[3, 1, 2, 4, 0], [3, 1, 4, 0, 2], [4, 2, 1, 0, 3], [3, 1, 2, 4, 0], [3, 1, 4, 2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("n", "block_size", "expected"),
+    [(1, 16, 1), (6, 16, 1), (32, 64, 16), (48, 16, 8), (768, 16, 16), (768, 1, 1), (1000, 16, 4), (1023, 16, 16)],
+)
+def test_random_blocks_are_halved_until_their_number_is_even(n, block_size, expected):
+    schedule = Schedule.random_blocks(n, seed=2, block_size=block_size)
+    assert schedule.block_size == expected
+    assert repr(schedule) == f"Schedule.random_blocks(n={n}, stages={schedule.stages}, seed=2, block_size={expected})"
+    assert schedule is Schedule.random_blocks(n, seed=2, block_size=expected)
+
+
+def test_random_blocks_start_over_in_a_new_order():
+    long = Schedule.random_blocks(256, 3 * 8, seed=5)
+    first, second, third = np.split(np.sort(long.pairs, axis=1), 3)
+    for another in (second, third):
+        assert (first[:4] == another[:4]).all()
+        assert (first[4:] != another[4:]).any(axis=(1, 2)).all()
+    assert Schedule.random_blocks(256, 3 * 8, seed=6) != long
+    assert Schedule.random_blocks(256, 10, seed=5).extended(14) is long
+    assert long.only(range(10)) is Schedule.random_blocks(256, 10, seed=5)
+
+
+def test_random_blocks_are_paired_in_every_way_as_often():
+    # Four blocks can be paired in three ways: of 600 schedules, 200 +- 12 should start with each, and end with each.
+    schedules = [Schedule.random_blocks(8, seed=seed, block_size=2) for seed in range(600)]
+    for stage in (1, 2):
+        partners = [int(schedule.order[stage].reshape(2, 4)[0, -1]) // 2 for schedule in schedules]
+        assert (abs(np.bincount(partners) - 200) < 4 * 12).all()
+
+
+def meets_in_vectors(schedule, lanes):
+    """Whether vectors of the kernels can hold so many neighbouring coordinates: the rule of `Plan::fits`."""
+    pairs = schedule.pairs
+    if schedule.n % 2:  # what is left over is paired with a zero behind the last coordinate, as the last pair
+        added = np.stack([schedule.residual, np.full(schedule.stages, schedule.n)], axis=1)
+        pairs = np.concatenate([pairs, added[:, :, None]], axis=2)
+    half = pairs.shape[2]
+    if 2 * half % lanes:
+        return False
+    units = np.arange(2 * half).reshape(-1, lanes)
+    lane = np.arange(lanes)
+    for first, second in pairs:
+        partner, number = np.empty((2, 2 * half), int)
+        partner[first], partner[second] = second, first
+        number[first], number[second] = np.arange(half), ~np.arange(half)
+        partner, number = partner[units], number[units]
+        stride = partner[0, 0]
+        if stride < lanes:  # inside units
+            expected = units[:, :1] // 2 + lane // (2 * stride) * stride + lane % stride
+            fits = stride & (stride - 1) == 0 and (partner == units ^ stride).all()
+            fits = fits and (number == np.where(lane & stride, ~expected, expected)).all()
+        else:  # between whole units
+            start = number[:, :1]
+            fits = (partner[:, 0] % lanes == 0).all() and (partner == partner[:, :1] + lane).all()
+            fits = fits and (number == np.where(start < 0, start - lane, start + lane)).all()
+        if not fits:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("n", [16, 31, 32, 64, 96, 159, 256, 768, 1023, 1024])
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+def test_random_blocks_meet_in_whole_vectors(n, lanes):
+    for seed in range(3):
+        assert meets_in_vectors(Schedule.random_blocks(n, 23, seed=seed), lanes)
+    assert meets_in_vectors(Schedule.butterfly(1024), lanes)
+    assert not meets_in_vectors(Schedule.random_blocks(2 * lanes * n, seed=1, block_size=lanes), 2 * lanes)
+    for other in (Schedule.random(n, 3), Schedule.brick(n, 3)):
+        assert lanes == 1 or not meets_in_vectors(other, lanes)
+
+
 def test_reach_tells_output_from_input():
     schedule = Schedule.from_pairs(3, [[(0, 1)], [(1, 2)]])
     expected = [[True, True, False], [True, True, True], [True, True, True]]
@@ -135,7 +224,7 @@ def test_a_pairing_that_is_no_matching(n, pairs, message):
         Schedule.from_pairs(n, pairs)
 
 
-@pytest.mark.parametrize("make", [Schedule.butterfly, Schedule.brick, Schedule.random])
+@pytest.mark.parametrize("make", [Schedule.butterfly, Schedule.brick, Schedule.random, Schedule.random_blocks])
 def test_bad_sizes(make):
     for n in (0, -3, 2.5, True, "8"):
         with pytest.raises(ValueError, match=f"n must be an integer of at least 1, got {n!r}"):
@@ -147,14 +236,25 @@ def test_bad_sizes(make):
 
 @pytest.mark.parametrize("seed", [-1, 0.5, None])
 def test_bad_seed(seed):
-    with pytest.raises(ValueError, match=f"seed must be an integer of at least 0, got {seed!r}"):
-        Schedule.random(8, 3, seed)
+    for make in (Schedule.random, Schedule.random_blocks):
+        with pytest.raises(ValueError, match=f"seed must be an integer of at least 0, got {seed!r}"):
+            make(8, 3, seed)
+
+
+def test_bad_block_size():
+    for block_size in (0, -4, 2.0, True, None):
+        with pytest.raises(ValueError, match=f"block_size must be an integer of at least 1, got {block_size!r}"):
+            Schedule.random_blocks(64, block_size=block_size)
+    with pytest.raises(ValueError, match="block_size must be a power of two, got 12"):
+        Schedule.random_blocks(64, block_size=12)
 
 
 EXAMPLES = [
     Schedule.butterfly(12),
     Schedule.brick(7, 3),
     Schedule.random(9, 4, seed=3),
+    Schedule.random_blocks(9, 4, seed=3),
+    Schedule.random_blocks(96, seed=2, block_size=8),
     Schedule.from_pairs(3, [[(2, 0)], [(1, 2)]]),
     Schedule.from_pairs(1, [[], []]),
     Schedule.butterfly(5, 0),
@@ -189,10 +289,15 @@ def test_a_changed_description_is_refused():
     description = Schedule.random(8, 3).to_dict()
     with pytest.raises(ValueError, match="digest"):
         Schedule.from_dict({**description, "seed": 1})
-    with pytest.raises(ValueError, match="unknown kind of schedule: 'spiral'"):
-        Schedule.from_dict({**description, "kind": "spiral"})
+    for kind in ("spiral", ["random"], None):
+        with pytest.raises(ValueError, match=re.escape(f"unknown kind of schedule: {kind!r}")):
+            Schedule.from_dict({**description, "kind": kind})
     with pytest.raises(ValueError, match="'digest' is missing"):
         Schedule.from_dict({"kind": "butterfly", "n": 4, "stages": 2})
+    with pytest.raises(ValueError, match="'block_size' is missing"):
+        Schedule.from_dict({**description, "kind": "random_blocks"})
+    with pytest.raises(ValueError, match="digest"):
+        Schedule.from_dict({**Schedule.random_blocks(96).to_dict(), "block_size": 2})
 
 
 def test_immutable():
@@ -223,12 +328,23 @@ def test_the_mode_it_is_made_in_does_not_stick():
 
 
 def test_large_widths():
-    for schedule in (Schedule.butterfly(65536), Schedule.brick(65536, 16), Schedule.random(65536, 16)):
+    kinds = (
+        Schedule.butterfly(65536),
+        Schedule.random_blocks(65536),
+        Schedule.brick(65536, 16),
+        Schedule.random(65536, 16),
+    )
+    for schedule in kinds:
         assert len({schedule, pickle.loads(pickle.dumps(schedule))}) == 1
     assert Schedule.from_pairs(65536, schedule.pairs.transpose(0, 2, 1)) == schedule
 
 
 @given(st.integers(1, 400), st.integers(0, 12))
 def test_every_stage_of_every_kind_is_a_matching(n, stages):
-    for schedule in (Schedule.butterfly(n, stages), Schedule.brick(n, stages), Schedule.random(n, stages, seed=n)):
+    for schedule in (
+        Schedule.butterfly(n, stages),
+        Schedule.brick(n, stages),
+        Schedule.random(n, stages, seed=n),
+        Schedule.random_blocks(n, stages, seed=n),
+    ):
         assert is_matching(schedule)

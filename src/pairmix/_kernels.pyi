@@ -1,4 +1,4 @@
-"""The compiled kernels; see csrc/bind_operator.cpp and csrc/bind_recurrence.cpp."""
+"""The compiled kernels; see csrc/bind_*.cpp."""
 
 from collections.abc import Sequence
 
@@ -64,6 +64,33 @@ def recurrence_backward(
     h: Tensor,
     c: Tensor,
     saved: Tensor,
+    threads: int,
+    /,
+) -> list[Tensor | None] | None: ...
+def feed_forward(
+    wide: Plan,
+    narrow: Plan,
+    x: Tensor,
+    ups: tuple[Tensor | None, ...],
+    downs: tuple[Tensor | None, ...],
+    rotations: tuple[bool, bool],
+    out_features: int,
+    maps: int | None,
+    activation: int,
+    threads: int,
+    /,
+) -> Tensor | None: ...
+def feed_forward_backward(
+    wide: Plan,
+    narrow: Plan,
+    grad: Tensor,
+    x: Tensor,
+    ups: tuple[Tensor | None, ...],
+    downs: tuple[Tensor | None, ...],
+    rotations: tuple[bool, bool],
+    maps: int | None,
+    activation: int,
+    needs: Sequence[bool],
     threads: int,
     /,
 ) -> list[Tensor | None] | None: ...

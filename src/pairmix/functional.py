@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pairmix import ops
-from pairmix.ops import Parameters, Tensors
+from pairmix.ops import Parameters, Tensors, activated
 from pairmix.ops.reference import fold, tile
 from pairmix.schedule import Schedule
 
 __all__ = [
+    "ACTIVATIONS",
     "GATES",
     "Parameters",
     "Tensors",
+    "activated",
     "add_low_rank",
     "choose_impl",
+    "feed_forward",
     "fold",
     "mix",
     "recurrence",
     "spm",
     "tile",
 ]
+
+ACTIVATIONS = tuple(ops.ACTIVATIONS)
+"""Of `feed_forward`, by name."""
 
 GATES = ops.GATES
 """How many gates each cell of `recurrence` has."""
@@ -279,7 +286,7 @@ def recurrence(
     sizes = None if batch_sizes is None else list(batch_sizes)
     has_recurrence = ops.choose(impl, gates.device).recurrence is not None
     is_low_rank = down is not None or up is not None
-    if has_recurrence and not is_low_rank and ops.can_recur(gates, h, c, *parameters):
+    if has_recurrence and not is_low_rank and ops.can_fuse(gates, h, c, *parameters):
         order = schedule.on(gates.device).order
         all_h, all_c, _ = ops.recurrence(gates, h, c, sizes, order, *parameters, block, cell, impl)
     else:
@@ -292,6 +299,74 @@ def recurrence(
 
         all_h, all_c = ops.unrolled(cell, gates, h, c, sizes, mix_some)
     return all_h.to(dtype), all_c.to(dtype)
+
+
+def feed_forward(
+    x: Tensor, up: Mapping[str, Any], down: Mapping[str, Any], activation: str = "gelu", *, out_features: int
+) -> Tensor:
+    """A feed-forward block: a wide map, an activation, a narrow map.
+
+        y = down(activation(up x))        or, of two maps,        y = down(activation(gate x) * (up x))
+
+    The compiled kernels take a few rows at a time all the way, so that the hidden layer is never in memory, and keep
+    nothing but x for backward. They do so where both maps are as wide as the hidden layer, have no low-rank map beside
+    them, and have schedules of the same kind; otherwise the parts run one after the other.
+
+    Args:
+        x: the input.
+        up: the arguments of `spm` for the first map; with `maps=2` they are the gate and what it is multiplied with.
+        down: the arguments of `spm` for the second map.
+        activation: of `ACTIVATIONS`.
+        out_features: the size of the output.
+
+    Shape:
+        - x: `(*, in_features)`; output: `(*, out_features)`
+
+    Raises:
+        ValueError: for an activation that does not exist, more than two maps up, or as `spm` does.
+    """
+    if activation not in ops.ACTIVATIONS:
+        raise ValueError(f"activation must be one of {list(ops.ACTIVATIONS)}, got {activation!r}")
+    maps = up.get("maps")
+    if maps not in (None, 1, 2) or down.get("maps") is not None:
+        raise ValueError(f"a block has one or two maps up and one map down, got maps={maps} and {down.get('maps')}")
+    if _can_be_one_call(x, up, down):
+        n = up["schedule"].n
+        hidden = x.new_empty((0, n))
+        narrow = _map(hidden, down, out_features)[1]
+        x, wide = _map(x, up, n)
+        y: Tensor = ops.feed_forward(
+            x, *ops.arguments_of(wide, narrow), activation, out_features, up.get("impl", "auto")
+        )
+        return y
+    return spm(activated(spm(x, **up), activation, maps), **down, out_features=out_features)
+
+
+def _can_be_one_call(x: Tensor, up: Mapping[str, Any], down: Mapping[str, Any]) -> bool:
+    n, impl = up["schedule"].n, up.get("impl", "auto")
+    return (
+        down["schedule"].n == n
+        and up.get("out_features") in (None, n)
+        and down.get("impl", "auto") == impl
+        and ops.choose(impl, x.device).feed_forward is not None
+        and not any(given.get(name) is not None for given in (up, down) for name in ("down", "up"))
+        and not x.is_nested
+        and ops.can_fuse(
+            x, *(tensor for given in (up, down) for tensor in given.values() if isinstance(tensor, Tensor))
+        )
+    )
+
+
+def _map(x: Tensor, given: Mapping[str, Any], out_features: int) -> tuple[Tensor, ops.Map]:
+    """x as autocast wants it, and the arguments of `spm` checked, with parameters in half precision as float32."""
+    parameters: Tensors = Parameters(*(given.get(name) for name in Parameters._fields))
+    if given.get("maps") is None:
+        parameters = ops.with_front(parameters)
+    block = given.get("block") or ("general" if parameters.blocks.dim() == 4 else "rotation")
+    x = _checked(x, parameters, given["schedule"], block, out_features, len(parameters.blocks))
+    wide = torch.promote_types(parameters.blocks.dtype, torch.float32)
+    parameters = Parameters(*(None if tensor is None else tensor.to(wide) for tensor in parameters))
+    return x, ops.Map(parameters, given["schedule"].on(x.device), block)
 
 
 def choose_impl(impl: str, device: torch.device) -> str:

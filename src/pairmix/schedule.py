@@ -48,13 +48,14 @@ class Schedule:
     """The pairings of all stages, in the order in which they are applied: immutable, hashable, comparable.
 
     A stage pairs up `n` coordinates into `n // 2` disjoint pairs; for odd `n` one coordinate, the residual, is
-    left over. Make one with `butterfly`, `random`, `brick` or `from_pairs`.
+    left over. Make one with `butterfly`, `random_blocks`, `random`, `brick` or `from_pairs`.
 
     Attributes:
         order: read-only int32 array `[stages, n]`, a permutation of the coordinates for every stage: the firsts of
             all pairs, then their seconds, then the residual.
         kind: the constructor's name.
-        seed: the seed of a random schedule, else None.
+        seed: the seed of `random` and `random_blocks`, else None.
+        block_size: how many coordinates a block of `random_blocks` has, else None.
 
     Examples:
         >>> Schedule.butterfly(4).pairs.tolist()
@@ -66,6 +67,7 @@ class Schedule:
     order: Indices
     kind: str
     seed: int | None = None
+    block_size: int | None = None
     _on_cpu: DeviceSchedule = field(init=False)
     _elsewhere: dict[torch.device, DeviceSchedule] = field(init=False, default_factory=dict)
 
@@ -111,7 +113,42 @@ class Schedule:
             seed: a non-negative integer.
         """
         _check_integer("seed", seed, at_least=0)
-        return _generated("random", n, _stages_or(stages, n, lambda n: pairings.random_depth(n, seed)), seed)
+        stages = _stages_or(stages, n, lambda n: pairings.random_depth(n, seed))
+        return _generated("random", n, stages, seed=seed)
+
+    @classmethod
+    def random_blocks(cls, n: int, stages: int | None = None, seed: int = 0, *, block_size: int = 16) -> Schedule:
+        """Blocks of neighbours that are paired at random, so that the kernels still compute whole vectors.
+
+            inside blocks     lane k meets lane k ^ 1, then k ^ 2, k ^ 4, ..., k ^ (block_size / 2)
+            between blocks    a butterfly over the blocks in random order, which meet lane by lane
+
+        Each stage between blocks is a uniformly random matching of them. The stages are not independent, because
+        independent ones often miss some coordinates: these reach everything in as few stages as `butterfly`, for any
+        width. More stages start over, with a new random order. It is the same for the same seed on every machine.
+
+        An even number of blocks must make up `n`, or `n + 1` for odd `n`. Where it does not, they are halved until it
+        does: to 4 coordinates for n = 1000, to single ones for n = 6. Two blocks, as for n = 32, can only be paired in
+        one way; smaller ones leave more to chance.
+
+        Args:
+            n: the number of coordinates.
+            stages: the number of stages, or None for the fewest that reach everything.
+            seed: a non-negative integer.
+            block_size: a power of two. 16 numbers in float32 are one vector of AVX-512, or two of AVX2.
+
+        Examples:
+            >>> Schedule.random_blocks(8, seed=1, block_size=2).pairs[1:].tolist()
+            [[[4, 5, 0, 1], [2, 3, 6, 7]], [[4, 5, 2, 3], [0, 1, 6, 7]]]
+            >>> Schedule.random_blocks(1000)
+            Schedule.random_blocks(n=1000, stages=10, seed=0, block_size=4)
+        """
+        _check_integer("seed", seed, at_least=0)
+        _check_integer("block_size", block_size, at_least=1)
+        if block_size & (block_size - 1):
+            raise ValueError(f"block_size must be a power of two, got {block_size}")
+        stages = _stages_or(stages, n, pairings.butterfly_depth)
+        return _generated("random_blocks", n, stages, seed=seed, block_size=pairings.largest_block(n, block_size))
 
     @classmethod
     def from_pairs(cls, n: int, pairs: Iterable[Iterable[Iterable[int]]]) -> Schedule:
@@ -159,7 +196,7 @@ class Schedule:
         """The same stages and then as many more: those that come next in its kind, or a butterfly's after own pairs."""
         _check_integer("more", more, at_least=0)
         if self.kind != "from_pairs":
-            return _generated(self.kind, self.n, self.stages + more, self.seed)
+            return _generated(self.kind, self.n, self.stages + more, **self.options)
         added = _generated("butterfly", self.n, more).order
         return Schedule(np.concatenate([self.order, added]), "from_pairs")
 
@@ -169,7 +206,7 @@ class Schedule:
         if outside:
             raise ValueError(f"{self} has no stage {outside[0]}")
         if self.kind != "from_pairs" and list(stages) == list(range(len(stages))):
-            return _generated(self.kind, self.n, len(stages), self.seed)
+            return _generated(self.kind, self.n, len(stages), **self.options)
         return Schedule(self.order[list(stages)].reshape(-1, self.n), "from_pairs")
 
     def on(self, device: torch.device) -> DeviceSchedule:
@@ -192,6 +229,11 @@ class Schedule:
     def stages(self) -> int:
         """The number of stages, the paper's L."""
         return int(self.order.shape[0])
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What its constructor takes beside `n` and `stages`."""
+        return {option: getattr(self, option) for option in _OPTIONS.get(self.kind, ())}
 
     @functools.cached_property
     def pairs(self) -> Indices:
@@ -219,11 +261,9 @@ class Schedule:
     def to_dict(self) -> dict[str, Any]:
         """A description that JSON can hold, from which `from_dict` makes an equal schedule."""
         description: dict[str, Any] = {"kind": self.kind, "n": self.n, "stages": self.stages, "digest": self.digest}
-        if self.kind == "random":
-            description["seed"] = self.seed
         if self.kind == "from_pairs":
             description["pairs"] = self.pairs.transpose(0, 2, 1).tolist()
-        return description
+        return {**description, **self.options}
 
     @classmethod
     def from_dict(cls, description: dict[str, Any]) -> Schedule:
@@ -236,10 +276,8 @@ class Schedule:
             kind, n, stages, digest = (description[key] for key in ("kind", "n", "stages", "digest"))
             if kind == "from_pairs":
                 schedule = cls.from_pairs(n, description["pairs"])
-            elif kind == "random":
-                schedule = cls.random(n, stages, description["seed"])
-            elif kind in ("butterfly", "brick"):
-                schedule = getattr(cls, kind)(n, stages)
+            elif kind in tuple(_OPTIONS):  # a damaged description may hold what is not hashable
+                schedule = getattr(cls, kind)(n, stages, **{option: description[option] for option in _OPTIONS[kind]})
             else:
                 raise ValueError(f"unknown kind of schedule: {kind!r}")
         except KeyError as missing:
@@ -258,8 +296,8 @@ class Schedule:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        seed = f", seed={self.seed}" if self.kind == "random" else ""
-        return f"Schedule.{self.kind}(n={self.n}, stages={self.stages}{seed})"
+        arguments = {"n": self.n, "stages": self.stages, **self.options}
+        return f"Schedule.{self.kind}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schedule.from_dict, (self.to_dict(),)
@@ -281,17 +319,26 @@ def _stages_or(stages: int | None, n: int, depth: Callable[[int], int]) -> int:
     return stages
 
 
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "butterfly": (),
+    "brick": (),
+    "random": ("seed",),
+    "random_blocks": ("seed", "block_size"),
+}
+"""What the constructor of each generated kind takes beside `n` and `stages`."""
+
+_STAGES: dict[str, Callable[..., Iterator[Indices]]] = {
+    "butterfly": lambda n: cycle(pairings.butterfly_stages(n)),
+    "brick": lambda n: cycle(pairings.brick_stages(n)),
+    "random": pairings.random_stages,
+    "random_blocks": pairings.random_blocks_stages,
+}
+
+
 # Layers of one width share one schedule: a model of a hundred layers holds its pairing once.
 @functools.lru_cache(maxsize=64)
-def _generated(kind: str, n: int, stages: int, seed: int | None = None) -> Schedule:
-    generated: Iterator[Indices]
-    if kind == "butterfly":
-        generated = cycle(pairings.butterfly_stages(n))
-    elif kind == "brick":
-        generated = cycle(pairings.brick_stages(n))
-    else:
-        generated = pairings.random_stages(n, seed or 0)
-    return Schedule(_stacked(n, islice(generated, stages)), kind, seed)
+def _generated(kind: str, n: int, stages: int, **options: int) -> Schedule:
+    return Schedule(_stacked(n, islice(_STAGES[kind](n, **options), stages)), kind, **options)
 
 
 def _stacked(n: int, stages: Iterable[Indices]) -> Indices:

@@ -12,7 +12,8 @@ from pairmix import Schedule, adapters
 
 
 @pytest.mark.parametrize(
-    "schedule", ["butterfly", "brick", "random", Schedule.from_pairs(16, [[(i, i + 8) for i in range(8)]])]
+    "schedule",
+    ["butterfly", "brick", "random", "random_blocks", Schedule.from_pairs(16, [[(i, i + 8) for i in range(8)]])],
 )
 def test_files(tmp_path, schedule):
     path = tmp_path / "folder" / "adapter.safetensors"

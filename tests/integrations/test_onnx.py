@@ -66,6 +66,7 @@ def all_kinds(block):
     yield SPMLinear(4, 4, rank=1, maps=2)
     yield SPMLinear(8, 8, schedule=Schedule.random(8, 2))
     yield SPMLinear(7, 7, schedule="brick", stages=2)
+    yield SPMLinear(16, 16, schedule=Schedule.random_blocks(16, block_size=4))
     yield SPMLinear(6, 6, stages=0)
 
 

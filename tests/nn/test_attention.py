@@ -44,6 +44,7 @@ from plain_attention import (
         {"block": "rotation"},
         {"schedule": "brick", "stages": 3},
         {"schedule": Schedule.random(E, 5, seed=2)},
+        {"schedule": "random_blocks"},
         {"embed_dim": 15},
         {"embed_dim": 15, "residual": "pass", "block": "rotation"},
         {"num_heads": 1, "impl": "reference"},

@@ -16,6 +16,7 @@ CASES = [
     {"maps": 2, "block": "rotation"},
     {"rank": 2},
     {"schedule": "random"},
+    {"schedule": "random_blocks"},
     {"schedule": "brick", "stages": 4},
     {"stages": 0},
 ]
@@ -61,6 +62,7 @@ def test_a_deeper_layer_computes_the_same(n, options, more):
 def test_the_pairs_of_new_stages_come_next():
     assert SPMLinear(8, 8).deepen_(2).schedule == Schedule.butterfly(8, 5)
     assert SPMLinear(8, 8, schedule="random", stages=3).deepen_(2).schedule == Schedule.random(8, 5)
+    assert SPMLinear(8, 8, schedule="random_blocks").deepen_(2).schedule == Schedule.random_blocks(8, 5)
     own = Schedule.from_pairs(4, [[(0, 3), (1, 2)]])
     deeper = SPMLinear(4, 4, schedule=own).deepen_(2).schedule
     assert deeper.pairs[0].tolist() == own.pairs[0].tolist()

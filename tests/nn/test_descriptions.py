@@ -76,12 +76,15 @@ class TestWhatIsStored:
         sizes = {"in_features": 5, "out_features": 7, "maps": None, "block": "general"}
         assert json.loads(text_of(layer)) == {**sizes, "schedule": schedule, "residual": "scale"}
         assert "residual" not in json.loads(text_of(made()))
+        layer = SPMLinear(1023, 768, schedule=Schedule.random_blocks(1023, seed=2**16, block_size=8))
+        told = json.loads(text_of(layer))["schedule"]
+        assert told == layer.schedule.to_dict()
 
     def test_the_largest_fits(self):
         schedule = {"kind": "from_pairs", "n": 10**10, "stages": 10**6, "digest": "f" * 64}
         sizes = {"in_features": 10**10, "out_features": 10**10, "maps": 1000, "block": "rotation"}
-        for seed in ({}, {"seed": 2**400}):
-            meaning = {**sizes, "schedule": {**schedule, **seed}, "residual": "scale"}
+        for drawn in ({}, {"seed": 2**400}, {"kind": "random_blocks", "seed": 2**60, "block_size": 2**20}):
+            meaning = {**sizes, "schedule": {**schedule, **drawn}, "residual": "scale"}
             stored = description.encoded(meaning)
             assert stored.shape == (description.SIZE,)
             assert description.differences(stored, meaning) == []

@@ -122,7 +122,7 @@ def test_options_are_keyword_only():
         SPMLinear(4, 4, True, None, None, "rotation")
 
 
-@pytest.mark.parametrize("schedule", ["butterfly", "brick", "random"])
+@pytest.mark.parametrize("schedule", ["butterfly", "brick", "random", "random_blocks"])
 def test_default_stages_reach_everything(schedule):
     layer = SPMLinear(13, 20, schedule=schedule)
     assert layer.schedule.kind == schedule
@@ -215,6 +215,10 @@ class TestStateDict:
         [
             ({"schedule": "brick"}, r"schedule is Schedule.butterfly\(n=9, .* there and Schedule.brick\(n=9, .* here"),
             ({"schedule": Schedule.random(9, 5, seed=3)}, r"schedule is .* there and Schedule.random\(.*seed=3\) here"),
+            (
+                {"schedule": "random_blocks"},
+                r"schedule is .* there and Schedule.random_blocks\(.*, block_size=1\) here",
+            ),
             ({"stages": 4}, r"schedule is .*stages=5\) there and .*stages=4\) here"),
             ({"block": "rotation"}, "block is general there and rotation here"),
             ({"residual": "pass"}, "residual is scale there and pass here"),

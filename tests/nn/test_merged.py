@@ -15,7 +15,15 @@ def randomised(layer):
     return layer
 
 
-OPTIONS = [{}, {"block": "rotation", "maps": 2}, {"rank": 3}, {"maps": 2, "rank": 2}, {"bias": False}, {"stages": 0}]
+OPTIONS = [
+    {},
+    {"block": "rotation", "maps": 2},
+    {"rank": 3},
+    {"maps": 2, "rank": 2},
+    {"bias": False},
+    {"stages": 0},
+    {"schedule": "random_blocks"},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

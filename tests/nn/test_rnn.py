@@ -79,6 +79,7 @@ def test_float32(cell, input_size, hidden_size, form, block):
         {"impl": "reference"},
         {"schedule": "brick", "stages": 2},
         {"schedule": Schedule.random(9, 3, seed=2), "input_size": 9, "hidden_size": 9},
+        {"schedule": "random_blocks", "input_size": 63, "hidden_size": 64},
         {"stages": 0},
         {"hidden_size": 9, "residual": "pass"},
         {"init": "hadamard"},

@@ -43,7 +43,7 @@ def output_and_gradients(x, arguments, schedule, grad, impl):
 @pytest.mark.parametrize("stages", [0, 1, 2, 5, 9])
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 16, 31, 33, 95, 127, 255])
 def test_infinity_reaches_what_depends_on_it_and_nothing_else(n, stages, block, rows, target):
-    for schedule in (Schedule.butterfly(n, stages), Schedule.random(n, stages)):
+    for schedule in (make(n, stages) for make in (Schedule.butterfly, Schedule.random, Schedule.random_blocks)):
         arguments = layer_arguments(n, stages, block, seed=n)
         x, grad = (torch.ones(rows, n) for _ in range(2))
         x[0, n // 2] = INF

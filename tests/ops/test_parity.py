@@ -22,6 +22,7 @@ SCHEDULES = {
     "butterfly": Schedule.butterfly,
     "brick": Schedule.brick,
     "random": Schedule.random,
+    "random_blocks": Schedule.random_blocks,
     "from_pairs": lambda n, stages: Schedule.from_pairs(
         n, Schedule.random(n, stages, seed=7).pairs.transpose(0, 2, 1)[..., ::-1]
     ),
@@ -73,7 +74,7 @@ def test_rectangular(in_features, out_features, block, dtype, builds):
 @pytest.mark.parametrize("n", [6, 12, 63, 64, 100])
 @pytest.mark.parametrize("block", BLOCKS)
 def test_batches_that_fill_tiles_or_not(block, n, rows, builds):
-    for dtype, kind in product((torch.float32, torch.float64), ("butterfly", "random")):
+    for dtype, kind in product((torch.float32, torch.float64), ("butterfly", "random", "random_blocks")):
         check(oracle.random_arguments(SCHEDULES[kind](n, 7), block, leading=(rows,), dtype=dtype), builds)
 
 

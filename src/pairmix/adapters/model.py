@@ -75,7 +75,8 @@ def add(
             expression for whole names; or a function of name and layer that says whether.
         name: of the adapter; no dot, and no other adapter of the model has it.
         stages: of each chain; None for the fewest with which every coordinate depends on every other.
-        schedule: `"butterfly"`, `"brick"`, `"random"` (seed 0) or a `Schedule` of the width of all these layers.
+        schedule: `"butterfly"`, `"random_blocks"`, `"random"` (seed 0), `"brick"` or a `Schedule` of the width of all
+            these layers.
         where: `"input"` for rotations before the layer, `"output"` for rotations after it.
         scale: whether also S is learned, a number for each coordinate. Without it, S is the identity.
         keep_trainable: the parameters of the model that are not frozen: a list of the ends of their names, or of those

@@ -7,5 +7,6 @@ namespace pairmix {
 
 void bind_operator(nanobind::module_& m);
 void bind_recurrence(nanobind::module_& m);
+void bind_feed_forward(nanobind::module_& m);
 
 }  // namespace pairmix

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "feed_forward.h"
 #include "half_precision.h"
 #include "multiply_add_bound.h"
 #include "recurrence.h"
@@ -98,12 +99,51 @@ void recur(const Recurrence& recurrence, bool backward) {
 void recurrence_forward(const Recurrence& recurrence) { recur(recurrence, false); }
 void recurrence_backward(const Recurrence& recurrence) { recur(recurrence, true); }
 
+// Returns whether it was exact; if not, the diagonals have to be apart.
+template <class S, class T, int kLanes = Simd<T>::width>
+bool feed_with_lanes(const FeedForward& block, bool backward, int32_t lanes) {
+  if (lanes == kLanes) {
+    FeedForwardRun<S, T, kLanes> run(block, backward);
+    if (!run.is_exact()) return false;
+    if (backward) return run.backward();
+    run.forward();
+  } else if constexpr (kLanes > 1) {
+    return feed_with_lanes<S, T, kLanes / 2>(block, backward, lanes);
+  }
+  return true;
+}
+
+template <class S, class T>
+bool feed(const FeedForward& block, bool backward) {
+  const int32_t lanes = block.down.plan->lanes(Simd<T>::width);
+  if (block.up[0].plan->lanes(Simd<T>::width) != lanes) return false;
+  if (feed_with_lanes<S, T>(block, backward, lanes)) return true;
+  FeedForward apart = block;
+  for (Call* call : {&apart.up[0], &apart.up[1], &apart.down})
+    if (call->plan) call->plan = &call->plan->with_scales_apart();
+  feed_with_lanes<S, T>(apart, backward, lanes);
+  return true;
+}
+
+bool feed(const FeedForward& block, bool backward) {
+  switch (block.down.dtype) {
+    case Dtype::float32: return feed<float, float>(block, backward);
+    case Dtype::float64: return feed<double, double>(block, backward);
+    case Dtype::bfloat16: return feed<BFloat16, float>(block, backward);
+    case Dtype::float16: return feed<Float16, float>(block, backward);
+  }
+  return false;
+}
+
+bool feed_forward(const FeedForward& block) { return feed(block, false); }
+bool feed_forward_backward(const FeedForward& block) { return feed(block, true); }
+
 }  // namespace
 
 #define PAIRMIX_STRING(name) #name
 #define PAIRMIX_KERNELS(target) \
   const Kernels kernels_##target = {PAIRMIX_STRING(target), forward, backward, recurrence_forward, recurrence_backward, \
-                                    multiply_adds_per_second};
+                                    feed_forward, feed_forward_backward, multiply_adds_per_second};
 #define PAIRMIX_EXPANDED(target) PAIRMIX_KERNELS(target)
 PAIRMIX_EXPANDED(PAIRMIX_TARGET)
 

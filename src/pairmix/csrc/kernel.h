@@ -69,12 +69,27 @@ struct Recurrence {
   void *grad_h0, *grad_c0;           // [batch, n], written by backward
 };
 
+enum class Activation : int32_t { relu, gelu, gelu_tanh, silu };
+
+// down(activation(up x)), or with two wide maps down(activation(up[0] x) * (up[1] x)). All have the same width, which is that of
+// the hidden layer. x and grad_x are those of the wide maps, y and grad those of the narrow one; its grad_x
+// only says that there is one.
+struct FeedForward {
+  Call up[2];
+  int32_t ups;
+  Call down;
+  Activation activation;
+};
+
 struct Kernels {
   const char* name;
   void (*forward)(const Call&);
   void (*backward)(const Call&);
   void (*recurrence_forward)(const Recurrence&);
   void (*recurrence_backward)(const Recurrence&);
+  // Whether they have run: not if the wide maps and the narrow one have different lanes.
+  bool (*feed_forward)(const FeedForward&);
+  bool (*feed_forward_backward)(const FeedForward&);
   double (*multiply_adds_per_second)(int32_t threads);  // the most that this build could do on this machine
 };
 

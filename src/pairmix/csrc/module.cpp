@@ -32,4 +32,5 @@ NB_MODULE(_kernels, m) {
   });
   bind_operator(m);
   bind_recurrence(m);
+  bind_feed_forward(m);
 }

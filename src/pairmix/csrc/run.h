@@ -64,12 +64,14 @@ struct Workspace {
 template <class S, class T, int kLanes>
 class Run {
  public:
-  Run(const Call& call, bool backward)
+  // With a `depth`, tiles have so many vectors, and are handed from one run to the next: each thread has tiles of its own,
+  // and no stage is computed before or after them.
+  Run(const Call& call, bool backward, int32_t depth = 0)
       : call_(call),
         plan_(*call.plan),
-        fuses_rows_(RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
-        shares_(shares(call)),
-        depth_(choose_depth(call)),
+        fuses_rows_(!depth && RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
+        shares_(!depth && shares(call)),
+        depth_(depth ? depth : choose_depth(call, shares_)),
         layout_(plan_.layout(Simd<T>::width, budget(backward))),
         mover_(plan_.n(), layout_.units * kLanes),
         coeffs_(call, layout_),
@@ -79,7 +81,7 @@ class Run {
     threads_ = shares_ ? call.threads : static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, call.threads));
     const Parameters& g = call.gradients;
     wants_parameters_ = backward && (g.blocks || g.d_in || g.d_out || g.residual_scale);
-    wants_rest_ = !backward || wants_parameters_ || call.grad_x.data;
+    wants_rest_ = !backward || wants_parameters_ || call.grad_x.data || depth;
 
     if (int64_t{place(layout_.units)} * depth_ > std::numeric_limits<int32_t>::max())
       throw std::length_error("a width of " + std::to_string(plan_.n()) + " is more than the kernels can address");
@@ -88,6 +90,9 @@ class Run {
     if (wants_rest_) coeffs_.prepare();
     make_steps();
   }
+
+  // What to give as `depth` to all runs of a chain, of which this is the widest.
+  static int32_t depth_in_chain(const Call& call) { return choose_depth(call, false); }
 
   int32_t threads() const { return threads_; }
 
@@ -99,9 +104,8 @@ class Run {
     each_tile([this](Workspace<T>& work) { tile_forward(work); });
   }
 
-  // Returns whether the gradients of the parameters are what they should be; those of x and of the bias always are.
+  // Returns what `collect` does.
   bool backward() {
-    T* bias_gradient = static_cast<T*>(call_.gradients.bias);
     size_t team = 0;  // OpenMP may give fewer threads than it was asked for
 #pragma omp parallel num_threads(threads_)
     {
@@ -109,7 +113,13 @@ class Run {
       team = omp_get_num_threads();
       each_tile([this](Workspace<T>& work) { tile_backward(work); });
     }
-    // Summed in the order of the threads, so that the result is the same on every run.
+    return collect(team);
+  }
+
+  // The gradients of the parameters, from the sums of so many threads. They are added up in the order of the threads, so that
+  // the result is the same on every run. Returns whether they are what they should be; those of x and of the bias always are.
+  bool collect(size_t team) {
+    T* bias_gradient = static_cast<T*>(call_.gradients.bias);
     workspaces_.resize(team);
     if (bias_gradient)
       for (int32_t o = 0; o < call_.out_features; ++o) {
@@ -139,6 +149,79 @@ class Run {
     }
   }
 
+  // What follows are the parts of a tile's way, for a run of several operators one after the other.
+
+  Workspace<T>& workspace(int32_t thread) { return workspaces_[thread]; }
+  bool wants_parameters() const { return wants_parameters_; }
+  int32_t units() const { return layout_.units; }
+  int64_t rows_per_tile() const { return rows_per_tile_; }
+  // How many vectors a tile has in memory, and where its units are.
+  int64_t tile_size() const { return int64_t{place(layout_.units)} * depth_; }
+  const int32_t* offset() const { return offset_; }
+
+  // What is added up over tiles becomes zero.
+  void clear_sums(Workspace<T>& work) const {
+    const int64_t sums = wants_parameters_ ? plan_.stages() * coeffs_.stage_size() : 0;
+    std::fill(work.coeff_gradients + work.share.begin(sums), work.coeff_gradients + work.share.end(sums), T(0));
+    if (backward_ && call_.gradients.bias) std::fill_n(work.bias_gradient, layout_.units * kLanes, T(0));
+  }
+
+  // The tile that starts with this row.
+  void begin_at(int64_t start, Workspace<T>& work) const {
+    begin(from_row<S>(call_.x, start), from_row<S>(call_.y, start), from_row<S>(call_.grad, start),
+          from_row<S>(call_.grad_x, start), std::min(rows_per_tile_, call_.rows - start), work);
+  }
+
+  void read_input(const Tile<T>& tile, Workspace<T>& work) const {
+    if constexpr (RowStages<S, T, kLanes>::exists)
+      if (fuses_rows_) {
+        row_stages().read(work.x, work.count, tile, work.share);
+        return wait_for_others(work);
+      }
+    mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
+    wait_for_others(work);
+  }
+
+  // All groups, in place.
+  void mix(const Tile<T>& z, Workspace<T>& work) const {
+    for (size_t k = 0; k < layout_.groups.size(); ++k) group_forward(k, z, z, work);
+  }
+
+  void write_output(const Tile<T>& z, Workspace<T>& work) const {
+    mover_.write(z, static_cast<const T*>(call_.parameters.bias), work.y, work.count, call_.out_features, work.buffer,
+                 work.share);
+  }
+
+  // From the input of the first group those of all others.
+  void keep_inputs(Workspace<T>& work) const {
+    for (size_t k = 0; k + 1 < layout_.groups.size(); ++k) group_forward(k, work.kept[k], work.kept[k + 1], work);
+  }
+  // And from that of the last one the output.
+  void mix_last(const Tile<T>& to, Workspace<T>& work) const {
+    const size_t last = layout_.groups.size() - 1;
+    group_forward(last, work.kept[last], to, work);
+  }
+
+  void read_gradient(Workspace<T>& work) const {
+    mover_.read(work.grad, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient, work.share);
+    wait_for_others(work);
+  }
+
+  // From the gradient of the output to that of the input.
+  void mix_back(Workspace<T>& work) const {
+    for (size_t k = layout_.groups.size(); k-- > 0;)
+      each_component(layout_.groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
+  }
+
+  void write_gradient(Workspace<T>& work) const {
+    if constexpr (RowStages<S, T, kLanes>::exists)
+      if (fuses_rows_)
+        return row_stages().write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x,
+                                       work.count, work.share);
+    if (call_.grad_x.data)
+      mover_.write(work.gradient, nullptr, work.grad_x, work.count, call_.in_features, work.buffer, work.share);
+  }
+
  private:
   // What a thread does: its share of the tiles, or of every tile.
   template <class F>
@@ -147,14 +230,10 @@ class Run {
     const Share tiles = shares_ ? everything : mine;
     Workspace<T>& work = workspaces_[mine.member];
     work.share = shares_ ? mine : everything;
-    const int64_t sums = wants_parameters_ ? plan_.stages() * coeffs_.stage_size() : 0;
-    std::fill(work.coeff_gradients + work.share.begin(sums), work.coeff_gradients + work.share.end(sums), T(0));
-    if (backward_ && call_.gradients.bias) std::fill(work.bias_gradient, work.bias_gradient + call_.out_features, T(0));
+    clear_sums(work);
     wait_for_others(work);
     for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
-      const int64_t start = t * rows_per_tile_;
-      begin(from_row<S>(call_.x, start), from_row<S>(call_.y, start), from_row<S>(call_.grad, start),
-            from_row<S>(call_.grad_x, start), std::min(rows_per_tile_, call_.rows - start), work);
+      begin_at(t * rows_per_tile_, work);
       f(work);
       wait_for_others(work);
     }
@@ -192,9 +271,9 @@ class Run {
     return {component / unit_bytes, backward ? kKeptBytes / unit_bytes : 0, backward, first_stage};
   }
 
-  int32_t choose_depth(const Call& call) const {
+  static int32_t choose_depth(const Call& call, bool shares) {
     constexpr int64_t together = Simd<T>::width / kLanes;
-    const int64_t among = shares_ ? together : call.threads * together;
+    const int64_t among = shares ? together : call.threads * together;
     const int64_t per_thread = (call.rows + among - 1) / among;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
     const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), kShallowest, kDeepest);
@@ -294,54 +373,31 @@ class Run {
     }
   }
 
-  void group_forward(size_t number, const Component& component, Units<T> from, Units<T> to, Workspace<T>& work) const {
-    steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? to : from; });
+  void group_forward(size_t number, const Tile<T>& from, const Tile<T>& to, Workspace<T>& work) const {
+    each_component(layout_.groups[number], work, [&](const Component& component) {
+      const Units<T> inputs = locate(component, from, work.from);
+      const Units<T> outputs = from.vectors == to.vectors ? inputs : locate(component, to, work.to);
+      steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? outputs : inputs; });
+    });
   }
 
   RowStages<S, T, kLanes> row_stages() const { return {coeffs_.of(0), coeffs_.stage_size(), layout_.units}; }
 
-  void read_input(const Tile<T>& tile, Workspace<T>& work) const {
-    if constexpr (RowStages<S, T, kLanes>::exists)
-      if (fuses_rows_) return row_stages().read(work.x, work.count, tile, work.share);
-    mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
-  }
-
   void tile_forward(Workspace<T>& work) const {
-    const Tile<T>& z = work.kept[0];
-    read_input(z, work);
-    wait_for_others(work);
-    for (size_t k = 0; k < layout_.groups.size(); ++k)
-      each_component(layout_.groups[k], work, [&](const Component& component) {
-        const Units<T> units = locate(component, z, work.from);
-        group_forward(k, component, units, units, work);
-      });
-    mover_.write(z, static_cast<const T*>(call_.parameters.bias), work.y, work.count, call_.out_features,
-                 work.buffer, work.share);
+    read_input(work.kept[0], work);
+    mix(work.kept[0], work);
+    write_output(work.kept[0], work);
   }
 
   void tile_backward(Workspace<T>& work) const {
-    const auto& groups = layout_.groups;  // none, if the stages of rows are all there is
-    if (wants_parameters_ && !groups.empty()) {
+    if (wants_parameters_ && !layout_.groups.empty()) {  // there are none, if the stages of rows are all there is
       read_input(work.kept[0], work);
-      wait_for_others(work);
-      for (size_t k = 0; k + 1 < groups.size(); ++k)
-        each_component(groups[k], work, [&](const Component& component) {
-          group_forward(k, component, locate(component, work.kept[k], work.from),
-                        locate(component, work.kept[k + 1], work.to), work);
-        });
+      keep_inputs(work);
     }
-    mover_.read(work.grad, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient,
-                work.share);
-    wait_for_others(work);
+    read_gradient(work);
     if (!wants_rest_) return;
-    for (size_t k = groups.size(); k-- > 0;)
-      each_component(groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
-    if constexpr (RowStages<S, T, kLanes>::exists)
-      if (fuses_rows_)
-        return row_stages().write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x,
-                                  work.count, work.share);
-    if (call_.grad_x.data)
-      mover_.write(work.gradient, nullptr, work.grad_x, work.count, call_.in_features, work.buffer, work.share);
+    mix_back(work);
+    write_gradient(work);
   }
 
   // Computes the inputs of the group's steps again and walks back.

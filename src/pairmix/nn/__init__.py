@@ -2,6 +2,7 @@
 
 from pairmix.nn import init
 from pairmix.nn.attention import SPMMultiheadAttention, SPMTransformerEncoderLayer
+from pairmix.nn.feed_forward import SPMFeedForward
 from pairmix.nn.linear import SPMLinear
 from pairmix.nn.merged import MergedStages, merge_stages_
 from pairmix.nn.rnn import SPMGRU, SPMLSTM, SPMRNN
@@ -12,6 +13,7 @@ __all__ = [
     "SPMLSTM",
     "SPMRNN",
     "MergedStages",
+    "SPMFeedForward",
     "SPMGRUCell",
     "SPMLSTMCell",
     "SPMLinear",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pairmix import functional
+from pairmix.nn.feed_forward import feed_forward
 from pairmix.nn.linear import SPMLinear, SPMOptions
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
 class SPMMultiheadAttention(nn.Module):
@@ -348,8 +351,12 @@ class SPMTransformerEncoderLayer(nn.Module):
         return y
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-        return y
+        named = next((name for name, one in _ACTIVATIONS.items() if one is self.activation), None)
+        if named is not None:
+            y: Tensor = feed_forward(x, self.linear1, named, self.dropout, self.linear2)
+        else:
+            y = self.linear2(self.dropout(self.activation(self.linear1(x))))
+        return cast(Tensor, self.dropout2(y))
 
 
 def _some_maps(layer: SPMLinear, x: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
@@ -374,9 +381,8 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _activation(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    named: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
     if not isinstance(activation, str):
         return activation
-    if activation not in named:
-        raise ValueError(f"activation must be one of {list(named)} or a function, got {activation!r}")
-    return named[activation]
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation must be one of {list(_ACTIVATIONS)} or a function, got {activation!r}")
+    return _ACTIVATIONS[activation]

@@ -140,14 +140,14 @@ Described._compare_description._dynamo_marked_constant = True  # type: ignore[at
 def of_schedule(schedule: Schedule) -> dict[str, Any]:
     """A schedule as descriptions hold it, however long it is: its pairs are told by their digest."""
     told = {"kind": schedule.kind, "n": schedule.n, "stages": schedule.stages, "digest": schedule.digest}
-    return told if schedule.seed is None else {**told, "seed": schedule.seed}
+    return {**told, **schedule.options}
 
 
 def encoded(meaning: Mapping[str, Any]) -> Tensor:
     """The bytes of a JSON text, padded with zeros. A tensor, because some formats hold nothing else."""
     text = _compact(meaning)
-    if len(text) > SIZE:  # with a huge seed, which the digest tells apart too
-        schedule = {key: value for key, value in meaning["schedule"].items() if key != "seed"}
+    if len(text) > SIZE:  # with a huge seed; the digest tells schedules apart too
+        schedule = {key: value for key, value in meaning["schedule"].items() if key not in ("seed", "block_size")}
         text = _compact({**meaning, "schedule": schedule})
     return torch.tensor(list(text.ljust(SIZE, b"\0")), dtype=torch.uint8, device="cpu")
 
@@ -220,7 +220,8 @@ def _original(tensor: Tensor) -> Tensor:
 
 def _named(schedule: Mapping[str, Any]) -> str:
     """A schedule as its `repr` names it, from its description alone; own pairs are told apart by their digest."""
-    arguments: dict[str, Any] = {key: schedule[key] for key in ("n", "stages", "seed") if key in schedule}
+    known = ("n", "stages", "seed", "block_size")
+    arguments: dict[str, Any] = {key: schedule[key] for key in known if key in schedule}
     if schedule.get("kind") == "from_pairs":
         arguments["digest"] = schedule["digest"]
     listed = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in arguments.items())

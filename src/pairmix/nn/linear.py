@@ -20,6 +20,7 @@ _SCHEDULES: dict[str, Callable[[int, int | None], Schedule]] = {
     "butterfly": Schedule.butterfly,
     "brick": Schedule.brick,
     "random": Schedule.random,
+    "random_blocks": Schedule.random_blocks,
 }
 
 _Parameters, _tuple = functional.Parameters, tuple.__new__  # a named tuple makes itself in Python, which takes longer
@@ -53,7 +54,7 @@ class SPMLinear(Described):
         dtype: their dtype.
         block: `"general"` (four numbers per pair) or `"rotation"` (one angle per pair; the mixing is orthogonal).
         stages: the number of stages; None for the fewest with which every output depends on every input.
-        schedule: `"butterfly"`, `"brick"`, `"random"` (seed 0) or a `Schedule` of width n.
+        schedule: `"butterfly"`, `"random_blocks"`, `"random"` (seed 0), `"brick"` or a `Schedule` of width n.
         residual: what happens to the coordinate that an odd width leaves over at each stage: `"scale"` multiplies it
             by a learned number, `"pass"` leaves it as it is.
         init: `"hadamard"`, `"random_rotation"`, `"near_identity"`, `"identity"`, or a function that fills a tensor

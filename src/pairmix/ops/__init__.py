@@ -1,12 +1,25 @@
 """The operator for torch, and the implementations that compute it."""
 
-from pairmix.ops import cpu, cpu_recurrence, reference
+from pairmix.ops import cpu, cpu_feed_forward, cpu_recurrence, reference
 from pairmix.ops.cells import GATES, unrolled
 from pairmix.ops.decomposed import decomposed
+from pairmix.ops.feed_forward import ACTIVATIONS, activated, arguments_of, feed_forward
 from pairmix.ops.flops import register_flop_formulas
 from pairmix.ops.library import call_directly, spm, with_front
-from pairmix.ops.recurrence import can_recur, recurrence
-from pairmix.ops.registry import DIRECT, IMPLS, Impl, Parameters, Recurrence, Tensors, choose, register, unregister
+from pairmix.ops.recurrence import can_fuse, recurrence
+from pairmix.ops.registry import (
+    DIRECT,
+    IMPLS,
+    FeedForward,
+    Impl,
+    Map,
+    Parameters,
+    Recurrence,
+    Tensors,
+    choose,
+    register,
+    unregister,
+)
 from pairmix.ops.torch_internals import is_ordinary
 
 register_flop_formulas()
@@ -19,6 +32,7 @@ register(
         cpu.why_not,
         preferred_on="cpu",
         recurrence=Recurrence(cpu_recurrence.forward, cpu_recurrence.backward, cpu_recurrence.SAVED),
+        feed_forward=FeedForward(cpu_feed_forward.forward, cpu_feed_forward.backward),
         direct=cpu.direct,
         details=lambda: f"built for {cpu.instruction_set()}",
         empty_cache=cpu.empty_cache,
@@ -37,19 +51,25 @@ def empty_cache() -> None:
 
 
 __all__ = [
+    "ACTIVATIONS",
     "DIRECT",
     "GATES",
     "IMPLS",
+    "FeedForward",
     "Impl",
+    "Map",
     "Parameters",
     "Recurrence",
     "Tensors",
+    "activated",
+    "arguments_of",
     "call_directly",
-    "can_recur",
+    "can_fuse",
     "choose",
     "cpu",
     "decomposed",
     "empty_cache",
+    "feed_forward",
     "is_ordinary",
     "recurrence",
     "register",

@@ -36,6 +36,15 @@ def _recurrence_backward(*shapes: Any, **out: Any) -> int:
     return 2 * _forward(states_shape, order_shape, blocks_shape)
 
 
+def _feed_forward(x_shape: Any, *shapes: Any, **out: Any) -> int:
+    up_order, up_blocks, down_order, down_blocks = (shapes[i] for i in (0, 1, 6, 7))
+    return _operations(x_shape, up_blocks, up_order[-1]) + _operations(x_shape, down_blocks, down_order[-1])
+
+
+def _feed_forward_backward(grad_shape: Any, x_shape: Any, *shapes: Any, **out: Any) -> int:
+    return 2 * _feed_forward(x_shape, *shapes)
+
+
 def register_flop_formulas() -> None:
     """Let `FlopCounterMode` count the operators, which are defined by then."""
     ops = torch.ops.pairmix
@@ -44,6 +53,8 @@ def register_flop_formulas() -> None:
         ops.spm_backward: _backward,
         ops.recurrence: _recurrence,
         ops.recurrence_backward: _recurrence_backward,
+        ops.feed_forward: _feed_forward,
+        ops.feed_forward_backward: _feed_forward_backward,
     }
     for op, formula in formulas.items():
         register_flop_formula(op)(formula)

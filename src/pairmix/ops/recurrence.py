@@ -67,8 +67,11 @@ _library.impl(recurrence, _compute, "CompositeExplicitAutograd")
 _library.impl(recurrence_backward, _compute_backward, "CompositeExplicitAutograd")
 
 
-def can_recur(*tensors: Tensor | None) -> bool:
-    """Whether the operator knows what is done with its tensors: not ONNX, forward mode, or transforms of torch.func."""
+def can_fuse(*tensors: Tensor | None) -> bool:
+    """Whether operators of several parts know what is done with their tensors.
+
+    They do not know ONNX, forward mode, and the transforms of torch.func.
+    """
     if torch.onnx.is_in_onnx_export():
         return False
     if torch.compiler.is_compiling():

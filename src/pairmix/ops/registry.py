@@ -9,6 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from pairmix.schedule import DeviceSchedule
+
 T = TypeVar("T")
 
 
@@ -54,6 +56,27 @@ class Recurrence:
     saved: Mapping[str, int]
 
 
+class Map(NamedTuple):
+    """One operator, or several that read the same input, with everything but the input."""
+
+    parameters: Tensors
+    schedule: DeviceSchedule
+    block: str
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """How an implementation computes a feed-forward block as a whole.
+
+    Attributes:
+        forward: as `feed_forward.in_parts`; None if it cannot compute this one.
+        backward: as `feed_forward.in_parts_backward`; None likewise.
+    """
+
+    forward: Callable[..., Tensor | None]
+    backward: Callable[..., tuple[Tensor | None, Tensors, Tensors] | None]
+
+
 @dataclass(frozen=True)
 class Impl:
     """One way to compute the operator.
@@ -65,6 +88,7 @@ class Impl:
         why_not: why it cannot run on this device here; None if it can.
         preferred_on: the type of device on which `impl="auto"` chooses it, if it can run there.
         recurrence: how it computes recurrences; None to compute them step by step.
+        feed_forward: how it computes feed-forward blocks; None to compute them part by part.
         direct: forward for ordinary CPU tensors as the caller passed them, unchecked: takes also `maps`, which is None
             for a single operator without the leading dimension. Returns None if the arguments need to be checked or
             converted. Its backward then also takes parameters without the leading dimension.
@@ -78,6 +102,7 @@ class Impl:
     why_not: Callable[[torch.device], str | None]
     preferred_on: str | None = None
     recurrence: Recurrence | None = None
+    feed_forward: FeedForward | None = None
     direct: Callable[..., Tensor | None] | None = None
     details: Callable[[], str] = lambda: ""
     empty_cache: Callable[[], None] = lambda: None

@@ -11,6 +11,7 @@ from types import ModuleType
 from pairmix_lab.bench import (
     fit,
     init,
+    kernels,
     modules,
     onnx,
     operator,
@@ -24,6 +25,7 @@ from pairmix_lab.bench import (
 BENCHMARKS: dict[str, ModuleType] = {
     "fit": fit,
     "init": init,
+    "kernels": kernels,
     "operator": operator,
     "operator-grid": operator_grid,
     "operator-latency": operator_latency,

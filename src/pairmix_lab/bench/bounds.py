@@ -68,10 +68,15 @@ def reached(
         if rates:
             row |= spread(rate, rates)
             row[f"of_{bound}"] = amount / row[rate] / seconds
-            low, high = row[f"{rate}_iqr"]
-            if row[f"of_{bound}"] > 1 or high > WIDEST_QUARTILES * low:
+            if row[f"of_{bound}"] > 1 or varies(row[f"{rate}_iqr"]):
                 row["disturbed_bounds"].append(bound)
     return row
+
+
+def varies(quartiles: Sequence[float]) -> bool:
+    """Whether they are so far apart that other processes must have been running."""
+    low, high = quartiles
+    return high > WIDEST_QUARTILES * low
 
 
 def bytes_moved(layer: SPMLinear, x: Tensor, task: str) -> int:

@@ -17,6 +17,7 @@ from pairmix import ops
 from pairmix_lab import results
 from pairmix_lab.bench import fit as bench_fit
 from pairmix_lab.bench import init as bench_init
+from pairmix_lab.bench import kernels as bench_kernels
 from pairmix_lab.bench import modules as bench_modules
 from pairmix_lab.bench import onnx as bench_onnx
 from pairmix_lab.bench import operator as bench_operator
@@ -122,6 +123,42 @@ def bench_fit_command(
     with _measuring_for(out):
         rows = _live(bench_fit.run(config), bench_fit.table)
         save(out / "fit", asdict(config), rows, bench_fit.picture)
+
+
+@app.command("kernels")
+def bench_kernels_command(
+    out: Out = Path("results"),
+    widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
+    stage_width: Annotated[
+        int, typer.Option(help="The width at which single stages are measured: a power of two.")
+    ] = bench_kernels.Config.stage_width,
+    batch: Annotated[int, typer.Option(help="The number of rows.")] = bench_kernels.Config.batch,
+    blocks: options.Blocks = "general",
+    seconds: Annotated[
+        float, typer.Option(help="How long to measure each width and each kind of stage.")
+    ] = bench_kernels.Config.seconds,
+    threads: Threads = None,
+) -> None:
+    """How much of the machine's arithmetic do the compiled kernels reach? (about three minutes)"""
+    _check_sizes("--stage-width", [stage_width])
+    _check_sizes("--batch", [batch])
+    _check_seconds(seconds)
+    lists = {"widths": _optional_numbers("--widths", widths), "threads": _optional_numbers("--threads", threads)}
+    given: dict[str, Any] = {
+        **{name: numbers for name, numbers in lists.items() if numbers is not None},
+        "stage_width": stage_width,
+        "batch": batch,
+        "blocks": tuple(dict.fromkeys(options.words("--blocks", blocks, options.BLOCKS))),
+        "seconds": seconds,
+    }
+    config = _config(bench_kernels.Config, given, "kernels")
+    with _measuring_for(out):
+        rows = _live(bench_kernels.run(config), bench_kernels.table)
+        of_stages = bench_kernels.stages_table(rows)
+        show(of_stages)
+        if tables.is_disturbed(of_stages) or tables.is_disturbed(bench_kernels.table(rows)):
+            console.print(tables.DISTURBED_NOTE)
+        save(out / "kernels", asdict(config), rows, bench_kernels.picture)
 
 
 @app.command("modules")

@@ -12,6 +12,7 @@ from pairmix_lab.bench.benchmarks import BENCHMARKS
 
 MODULES = {
     "init": cli.bench.bench_init,
+    "kernels": cli.bench.bench_kernels,
     "operator": cli.bench.bench_operator,
     "operator --grid": operator_grid,
     "operator --latency": operator_latency,

@@ -1,0 +1,197 @@
+// Feed-forward blocks: a wide map, an activation and a narrow map, in one call.
+//
+// A tile of rows goes all the way, so that the hidden layer is never in memory as a whole. Backward starts from the inputs
+// again, and keeps nothing of a tile when the next one begins.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "activations.h"
+#include "kernel.h"
+#include "run.h"
+#include "scratch.h"
+
+namespace pairmix {
+namespace {
+
+template <class S, class T, int kLanes>
+class FeedForwardRun {
+  using Map = Run<S, T, kLanes>;
+
+ public:
+  FeedForwardRun(const FeedForward& block, bool backward) : it_(block), gated_(block.ups == 2) {
+    const int32_t depth = Map::depth_in_chain(it_.down);
+    for (int32_t k = 0; k < it_.ups; ++k) up_[k] = std::make_unique<Map>(it_.up[k], backward, depth);
+    down_ = std::make_unique<Map>(it_.down, backward, depth);
+    const int64_t hidden = int64_t{down_->units()} * kLanes, n = it_.down.plan->n();
+    lay_out_in(arena_, [&](Parts& parts) {
+      for (int32_t k = 0; k < it_.ups; ++k) bias_[k] = parts.take<T>(hidden);
+      tiles_.assign(down_->threads(), {});
+      for (Tiles& tiles : tiles_)
+        for (int32_t k = 0; k < it_.ups; ++k) tiles.hidden[k] = {parts.take<Vector<T>>(down_->tile_size()), down_->offset()};
+    });
+    for (int32_t k = 0; k < it_.ups; ++k) {
+      const T* given = static_cast<const T*>(it_.up[k].parameters.bias);
+      std::fill(bias_[k], bias_[k] + hidden, T(0));
+      if (given) std::copy_n(given, n, bias_[k]);
+    }
+  }
+
+  bool is_exact() const { return up_[0]->is_exact() && (!gated_ || up_[1]->is_exact()) && down_->is_exact(); }
+
+  void forward() {
+#pragma omp parallel num_threads(down_->threads())
+    each_tile([this](Work& work) { tile_forward(work); });
+  }
+
+  // Returns what `Run::collect` does, of all maps.
+  bool backward() {
+    size_t team = 0;
+#pragma omp parallel num_threads(down_->threads())
+    {
+#pragma omp master
+      team = omp_get_num_threads();
+      each_tile([this](Work& work) { tile_backward(work); });
+    }
+    bool all = down_->collect(team);
+    for (int32_t k = 0; k < it_.ups; ++k) all = up_[k]->collect(team) && all;
+    return all;
+  }
+
+ private:
+  struct Tiles {
+    Tile<T> hidden[2];  // what the wide maps give, without bias
+  };
+  // What a thread has.
+  struct Work {
+    Tiles& tiles;
+    Workspace<T>* up[2];
+    Workspace<T>& down;
+  };
+
+  template <class F>
+  void each_tile(F f) {
+    const Share mine{omp_get_thread_num(), omp_get_num_threads()};
+    const auto me = static_cast<int32_t>(mine.member);
+    Work work{tiles_[me], {&up_[0]->workspace(me), gated_ ? &up_[1]->workspace(me) : nullptr}, down_->workspace(me)};
+    for (int32_t k = 0; k < it_.ups; ++k) up_[k]->clear_sums(*work.up[k]);
+    down_->clear_sums(work.down);
+    const int64_t rows = down_->rows_per_tile(), count = (it_.down.rows + rows - 1) / rows;
+    for (int64_t tile = mine.begin(count); tile < mine.end(count); ++tile) {
+      for (int32_t k = 0; k < it_.ups; ++k) up_[k]->begin_at(tile * rows, *work.up[k]);
+      down_->begin_at(tile * rows, work.down);
+      f(work);
+    }
+  }
+
+  void tile_forward(Work& work) const {
+    for (int32_t k = 0; k < it_.ups; ++k) {
+      up_[k]->read_input(work.tiles.hidden[k], *work.up[k]);
+      up_[k]->mix(work.tiles.hidden[k], *work.up[k]);
+    }
+    const Tile<T>& z = work.tiles.hidden[0];
+    activate(work, z);
+    down_->mix(z, work.down);
+    down_->write_output(z, work.down);
+  }
+
+  void tile_backward(Work& work) const {
+    for (int32_t k = 0; k < it_.ups; ++k) {
+      if (up_[k]->wants_parameters()) {
+        up_[k]->read_input(work.up[k]->kept[0], *work.up[k]);
+        up_[k]->keep_inputs(*work.up[k]);
+        up_[k]->mix_last(work.tiles.hidden[k], *work.up[k]);
+      } else {
+        up_[k]->read_input(work.tiles.hidden[k], *work.up[k]);
+        up_[k]->mix(work.tiles.hidden[k], *work.up[k]);
+      }
+    }
+    if (down_->wants_parameters()) {
+      activate(work, work.down.kept[0]);
+      down_->keep_inputs(work.down);
+    }
+    down_->read_gradient(work.down);
+    down_->mix_back(work.down);
+    activate_back(work);
+    for (int32_t k = 0; k < it_.ups; ++k) {
+      if (!up_[k]->wants_parameters() && !it_.up[k].grad_x.data) continue;
+      up_[k]->mix_back(*work.up[k]);
+      up_[k]->write_gradient(*work.up[k]);
+    }
+  }
+
+  // Calls f with the activation as a type.
+  template <class F>
+  void with_activation(F f) const {
+    switch (it_.activation) {
+      case Activation::relu: return f(Relu<T>());
+      case Activation::gelu: return f(Gelu<T>());
+      case Activation::gelu_tanh: return f(GeluTanh<T>());
+      case Activation::silu: return f(Silu<T>());
+    }
+  }
+
+  // The input of the narrow map, from what the wide ones gave.
+  void activate(Work& work, const Tile<T>& to) const {
+    const Tile<T>* hidden = work.tiles.hidden;
+    with_activation([&](auto activation) {
+      for (int32_t unit = 0; unit < down_->units(); ++unit) {
+        const Vector<T> bias = spread<kLanes>(bias_[0] + int64_t{unit} * kLanes);
+        const Vector<T>* z = hidden[0].unit(unit);
+        Vector<T>* y = to.unit(unit);
+        if (!gated_) {
+#pragma GCC unroll 4
+          for (int32_t r = 0; r < work.down.depth; ++r) y[r] = activation.value(z[r] + bias);
+          continue;
+        }
+        const Vector<T> bias_of_factor = spread<kLanes>(bias_[1] + int64_t{unit} * kLanes);
+        const Vector<T>* factor = hidden[1].unit(unit);
+        for (int32_t r = 0; r < work.down.depth; ++r) y[r] = activation.value(z[r] + bias) * (factor[r] + bias_of_factor);
+      }
+    });
+  }
+
+  // The gradients of what the wide maps gave, from that of the input of the narrow one.
+  void activate_back(Work& work) const {
+    with_activation([&](auto activation) {
+      for (int32_t unit = 0; unit < down_->units(); ++unit) {
+        const int64_t lane = int64_t{unit} * kLanes;
+        const Vector<T> bias = spread<kLanes>(bias_[0] + lane);
+        const Vector<T>*z = work.tiles.hidden[0].unit(unit), *g = work.down.gradient.unit(unit);
+        Vector<T>* h = work.up[0]->gradient.unit(unit);
+        Vector<T> sums[2] = {};
+        if (!gated_) {
+          for (int32_t r = 0; r < work.down.depth; ++r) sums[0] += h[r] = g[r] * activation.slope(z[r] + bias);
+        } else {
+          const Vector<T> bias_of_factor = spread<kLanes>(bias_[1] + lane);
+          const Vector<T>* factor = work.tiles.hidden[1].unit(unit);
+          Vector<T>* of_factor = work.up[1]->gradient.unit(unit);
+          for (int32_t r = 0; r < work.down.depth; ++r) {
+            sums[0] += h[r] = g[r] * (factor[r] + bias_of_factor) * activation.slope(z[r] + bias);
+            sums[1] += of_factor[r] = g[r] * activation.value(z[r] + bias);
+          }
+        }
+        for (int32_t k = 0; k < it_.ups; ++k)
+          if (it_.up[k].gradients.bias) {
+            const Vector<T> sum[] = {sums[k]};
+            add_folded<kLanes, T>(work.up[k]->bias_gradient + lane, sum);
+          }
+      }
+    });
+  }
+
+  Arena arena_;
+  const FeedForward& it_;
+  const bool gated_;
+  std::unique_ptr<Map> up_[2], down_;
+  T* bias_[2];  // of the wide maps, with zeros where there are none
+  std::vector<Tiles> tiles_;
+};
+
+}  // namespace
+}  // namespace pairmix
