@@ -78,6 +78,7 @@ def feed_forward(
     maps: int | None,
     activation: int,
     threads: int,
+    only_ordinary: bool,
     /,
 ) -> Tensor | None: ...
 def feed_forward_backward(

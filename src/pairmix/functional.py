@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ ACTIVATIONS = tuple(ops.ACTIVATIONS)
 GATES = ops.GATES
 """How many gates each cell of `recurrence` has."""
 
+_BLOCKS = {True: "general", False: "rotation"}
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -330,43 +331,50 @@ def feed_forward(
     maps = up.get("maps")
     if maps not in (None, 1, 2) or down.get("maps") is not None:
         raise ValueError(f"a block has one or two maps up and one map down, got maps={maps} and {down.get('maps')}")
-    if _can_be_one_call(x, up, down):
-        n = up["schedule"].n
-        hidden = x.new_empty((0, n))
-        narrow = _map(hidden, down, out_features)[1]
-        x, wide = _map(x, up, n)
-        y: Tensor = ops.feed_forward(
-            x, *ops.arguments_of(wide, narrow), activation, out_features, up.get("impl", "auto")
-        )
-        return y
+    impl = up.get("impl", "auto")
+    if _fit_together(up, down):
+        wide, narrow = _map(up), _map(down)
+        y: Tensor | None
+        if ops.is_ordinary(x) and not torch.is_autocast_enabled("cpu") and impl in ops.DIRECT:
+            y = ops.call_block_directly(ops.DIRECT[impl], x, wide, narrow, activation, out_features)
+            if y is not None:
+                return y
+        tensors = [tensor for tensor in (*wide.parameters, *narrow.parameters) if tensor is not None]
+        if ops.choose(impl, x.device).feed_forward is not None and not x.is_nested and ops.can_fuse(x, *tensors):
+            hidden = x.new_empty((0, wide.schedule.n))
+            _, narrow = _checked_map(hidden, narrow, down, out_features)
+            x, wide = _checked_map(x, wide, up, wide.schedule.n)
+            y = ops.feed_forward(x, *ops.arguments_of(wide, narrow), activation, out_features, impl)
+            return cast(Tensor, y)
     return spm(activated(spm(x, **up), activation, maps), **down, out_features=out_features)
 
 
-def _can_be_one_call(x: Tensor, up: Mapping[str, Any], down: Mapping[str, Any]) -> bool:
-    n, impl = up["schedule"].n, up.get("impl", "auto")
+def _fit_together(up: Mapping[str, Any], down: Mapping[str, Any]) -> bool:
+    """Whether the hidden layer is as wide as both maps, and nothing is beside them."""
+    n = up["schedule"].n
     return (
         down["schedule"].n == n
         and up.get("out_features") in (None, n)
-        and down.get("impl", "auto") == impl
-        and ops.choose(impl, x.device).feed_forward is not None
-        and not any(given.get(name) is not None for given in (up, down) for name in ("down", "up"))
-        and not x.is_nested
-        and ops.can_fuse(
-            x, *(tensor for given in (up, down) for tensor in given.values() if isinstance(tensor, Tensor))
-        )
+        and down.get("impl", "auto") == up.get("impl", "auto")
+        and up.get("up") is None
+        and down.get("up") is None
     )
 
 
-def _map(x: Tensor, given: Mapping[str, Any], out_features: int) -> tuple[Tensor, ops.Map]:
-    """x as autocast wants it, and the arguments of `spm` checked, with parameters in half precision as float32."""
+def _map(given: Mapping[str, Any]) -> ops.Map:
+    """The arguments of `spm` for one map, as they are."""
     parameters: Tensors = Parameters(*(given.get(name) for name in Parameters._fields))
-    if given.get("maps") is None:
-        parameters = ops.with_front(parameters)
-    block = given.get("block") or ("general" if parameters.blocks.dim() == 4 else "rotation")
-    x = _checked(x, parameters, given["schedule"], block, out_features, len(parameters.blocks))
+    is_general = parameters.blocks.dim() == (3 if given.get("maps") is None else 4)
+    schedule: Schedule = given["schedule"]
+    return ops.Map(parameters, schedule.on(parameters.blocks.device), given.get("block") or _BLOCKS[is_general])
+
+
+def _checked_map(x: Tensor, one: ops.Map, given: Mapping[str, Any], out_features: int) -> tuple[Tensor, ops.Map]:
+    """x as autocast wants it, and the map as operators take it: several maps, and float32 for half precision."""
+    x = _checked(x, one.parameters, given["schedule"], one.block, out_features, given.get("maps"))
+    parameters = one.parameters if given.get("maps") is not None else ops.with_front(one.parameters)
     wide = torch.promote_types(parameters.blocks.dtype, torch.float32)
-    parameters = Parameters(*(None if tensor is None else tensor.to(wide) for tensor in parameters))
-    return x, ops.Map(parameters, given["schedule"].on(x.device), block)
+    return x, one._replace(parameters=Parameters(*(None if one is None else one.to(wide) for one in parameters)))
 
 
 def choose_impl(impl: str, device: torch.device) -> str:

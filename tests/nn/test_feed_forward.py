@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from pairmix import SPMFeedForward, SPMLinear, SPMTransformerEncoderLayer, ops, param_groups
+import pairmix._kernels as _kernels
+from pairmix import SPMFeedForward, SPMLinear, SPMTransformerEncoderLayer, param_groups
 
 
 @pytest.fixture
 def fused(monkeypatch):
+    """The calls in which the kernels computed a whole block."""
     calls = []
-    real = ops.feed_forward
-    monkeypatch.setattr(ops, "feed_forward", lambda *arguments: calls.append(arguments) or real(*arguments))
+    real = _kernels.feed_forward
+    monkeypatch.setattr(_kernels, "feed_forward", lambda *arguments: calls.append(arguments) or real(*arguments))
     return calls
 
 

@@ -28,11 +28,15 @@ struct Binary<double> {
 };
 
 template <class T>
+inline Vector<T> at_least(Vector<T> x, T least) {
+  const Vector<T> low = least - Vector<T>{};
+  return x < low ? low : x;  // what is no number stays none
+}
+
+template <class T>
 inline Vector<T> limited(Vector<T> x, T most) {
-  using Bits = typename Binary<T>::Bits;
-  const Vector<T> high = most - Vector<T>{}, low = -high;
-  const Bits above = (Bits)(x > high), below = (Bits)(x < low);  // neither, if it is no number
-  return (Vector<T>)((above & (Bits)high) | (below & (Bits)low) | (~(above | below) & (Bits)x));
+  const Vector<T> high = most - Vector<T>{};
+  return at_least<T>(x > high ? high : x, -most);
 }
 
 // e^x - 1, exact to about a unit in the last place also where x is small, for |x| <= Binary<T>::largest: x = k ln 2 + r, and
@@ -85,24 +89,32 @@ inline Vector<double> erf(Vector<double> x) {
 // e^x for any x that is not above 0.
 template <class T>
 inline Vector<T> exp_of_negative(Vector<T> x) {
-  return exp_minus_one<T>(limited<T>(x, Binary<T>::largest)) + T(1);
+  return exp_minus_one<T>(at_least<T>(x, -Binary<T>::largest)) + T(1);
 }
 
-// An activation and its derivative.
+// What an activation gives, and its derivative.
+template <class T>
+struct ValueAndSlope {
+  Vector<T> value, slope;
+};
+
 template <class T>
 struct Relu {
   using Bits = typename Binary<T>::Bits;
-  Vector<T> value(Vector<T> x) const { return (Vector<T>)(~(Bits)(x < T(0)) & (Bits)x); }  // what is no number stays none
-  Vector<T> slope(Vector<T> x) const { return (Vector<T>)(~(Bits)(x <= T(0)) & (Bits)(T(1) - Vector<T>{})); }
+  static Vector<T> value(Vector<T> x) { return (Vector<T>)(~(Bits)(x < T(0)) & (Bits)x); }  // what is no number stays none
+  static ValueAndSlope<T> both(Vector<T> x) {
+    return {value(x), (Vector<T>)(~(Bits)(x <= T(0)) & (Bits)(T(1) - Vector<T>{}))};
+  }
 };
 
 // x times the probability that a normal variable is below x.
 template <class T>
 struct Gelu {
   static Vector<T> below(Vector<T> x) { return T(0.5) + T(0.5) * erf(x * T(0.70710678118654752)); }
-  Vector<T> value(Vector<T> x) const { return x * below(x); }
-  Vector<T> slope(Vector<T> x) const {
-    return below(x) + x * T(0.39894228040143268) * exp_of_negative<T>(x * x * T(-0.5));
+  static Vector<T> value(Vector<T> x) { return x * below(x); }
+  static ValueAndSlope<T> both(Vector<T> x) {
+    const Vector<T> p = below(x);
+    return {x * p, p + x * T(0.39894228040143268) * exp_of_negative<T>(x * x * T(-0.5))};
   }
 };
 
@@ -110,20 +122,20 @@ template <class T>
 struct GeluTanh {
   static constexpr T kScale = T(0.79788456080286536), kCubic = T(0.044715);
 
-  static Vector<T> inner(Vector<T> x) { return tanh<T>(kScale * (x + kCubic * x * x * x)); }
-  Vector<T> value(Vector<T> x) const { return T(0.5) * x * (T(1) + inner(x)); }
-  Vector<T> slope(Vector<T> x) const {
-    const Vector<T> t = inner(x);
-    return T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * kScale * (T(1) + T(3) * kCubic * x * x);
+  static Vector<T> below(Vector<T> x) { return T(0.5) + T(0.5) * tanh<T>(kScale * (x + kCubic * x * x * x)); }
+  static Vector<T> value(Vector<T> x) { return x * below(x); }
+  static ValueAndSlope<T> both(Vector<T> x) {
+    const Vector<T> p = below(x);
+    return {x * p, p + x * (T(2) * p * (T(1) - p)) * (kScale * (T(1) + T(3) * kCubic * x * x))};
   }
 };
 
 template <class T>
 struct Silu {
-  Vector<T> value(Vector<T> x) const { return x * sigmoid<T>(x); }
-  Vector<T> slope(Vector<T> x) const {
+  static Vector<T> value(Vector<T> x) { return x * sigmoid<T>(x); }
+  static ValueAndSlope<T> both(Vector<T> x) {
     const Vector<T> s = sigmoid<T>(x);
-    return s * (T(1) + x * (T(1) - s));
+    return {x * s, s * (T(1) + x * (T(1) - s))};
   }
 };
 

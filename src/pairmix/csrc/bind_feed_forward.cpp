@@ -39,12 +39,14 @@ struct Block {
   bool fits;
 };
 
-// None if the tensors are not what the kernels take, or their schedules are of different kinds.
+// None if the tensors are not what the kernels take, or their schedules are of different kinds; with `only_ordinary` also if they
+// are not for the kernels to read, or of several dtypes.
 nb::object feed_forward(const Plan& wide, const Plan& narrow, nb::handle x, nb::tuple ups, nb::tuple downs,
                         std::array<bool, 2> rotations, int64_t out_features, std::optional<int64_t> maps, int activation,
-                        int threads) {
+                        int threads, bool only_ordinary) {
+  if (only_ordinary && !(is_ordinary(x) && are_ordinary(ups) && are_ordinary(downs))) return nb::none();
   Block block(wide, narrow, x, nb::none(), ups, downs, rotations, out_features, maps);
-  if (!block.fits) return nb::none();
+  if (!block.fits || (only_ordinary && block.up.call.dtype != block.up.of_parameters)) return nb::none();
   std::vector<int64_t> shape(block.up.x.shape(), block.up.x.shape() + block.up.x.dimensions());
   shape.back() = out_features;
   NewTensor y = new_tensor(std::move(shape), block.up.call.dtype);
@@ -96,7 +98,7 @@ nb::object feed_forward_backward(const Plan& wide, const Plan& narrow, nb::handl
 void bind_feed_forward(nb::module_& m) {
   const auto or_none = nb::arg().none();
   m.def("feed_forward", feed_forward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), or_none,
-        nb::arg(), nb::arg());
+        nb::arg(), nb::arg(), nb::arg());
   m.def("feed_forward_backward", feed_forward_backward, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), or_none, nb::arg(), nb::arg(), nb::arg());
 }

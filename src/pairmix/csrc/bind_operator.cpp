@@ -20,25 +20,11 @@ void run(void (*kernel)(const Call&), const Operands& operands) {
   for (int64_t map = 0; map < operands.maps; ++map) kernel(operands.of_map(map));
 }
 
-// Whether it is None or a tensor proper: a subclass may stand for something else, and so do the numbers of a negated view.
-bool is_ordinary(nb::handle object) {
-  static const nb::object tensor = nb::module_::import_("torch").attr("Tensor");
-  static const nb::object parameter = nb::module_::import_("torch").attr("nn").attr("Parameter");
-  static const nb::object is_neg = nb::str("is_neg");
-  if (object.is_none()) return true;
-  if (!object.type().is(tensor) && !object.type().is(parameter)) return false;
-  return !nb::cast<bool>(nb::steal(PyObject_CallMethodNoArgs(object.ptr(), is_neg.ptr())));
-}
-
 // None if the tensors are not what the kernels take; with `only_ordinary` also if they are not for the kernels to read, or of
 // several dtypes.
 nb::object forward(const Plan& plan, nb::handle x, nb::tuple parameters, bool rotation, int64_t out_features,
                    std::optional<int64_t> maps, int threads, bool only_ordinary) {
-  if (only_ordinary) {
-    if (!is_ordinary(x)) return nb::none();
-    for (const nb::handle parameter : parameters)
-      if (!is_ordinary(parameter)) return nb::none();
-  }
+  if (only_ordinary && !(is_ordinary(x) && are_ordinary(parameters))) return nb::none();
   Operands operands(plan, x, nb::none(), parameters, rotation, out_features, maps);
   Call& call = operands.call;
   if (!operands.fits || (only_ordinary && call.dtype != operands.of_parameters)) return nb::none();

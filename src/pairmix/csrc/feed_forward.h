@@ -111,10 +111,8 @@ class FeedForwardRun {
         up_[k]->mix(work.tiles.hidden[k], *work.up[k]);
       }
     }
-    if (down_->wants_parameters()) {
-      activate(work, work.down.kept[0]);
-      down_->keep_inputs(work.down);
-    }
+    activate_and_differentiate(work, down_->wants_parameters() ? &work.down.kept[0] : nullptr);
+    if (down_->wants_parameters()) down_->keep_inputs(work.down);
     down_->read_gradient(work.down);
     down_->mix_back(work.down);
     activate_back(work);
@@ -136,53 +134,55 @@ class FeedForwardRun {
     }
   }
 
-  // The input of the narrow map, from what the wide ones gave.
-  void activate(Work& work, const Tile<T>& to) const {
-    const Tile<T>* hidden = work.tiles.hidden;
+  // Calls f(z + bias, factor + bias, place) for every vector of the hidden layer, with the activation's type before them.
+  // Without a gate there is no factor, and it is one.
+  template <class F>
+  void each_vector(const Work& work, F f) const {
     with_activation([&](auto activation) {
       for (int32_t unit = 0; unit < down_->units(); ++unit) {
-        const Vector<T> bias = spread<kLanes>(bias_[0] + int64_t{unit} * kLanes);
-        const Vector<T>* z = hidden[0].unit(unit);
-        Vector<T>* y = to.unit(unit);
+        const int64_t lane = int64_t{unit} * kLanes;
+        const Vector<T> bias = spread<kLanes>(bias_[0] + lane);
+        const Vector<T>* z = work.tiles.hidden[0].unit(unit);
         if (!gated_) {
 #pragma GCC unroll 4
-          for (int32_t r = 0; r < work.down.depth; ++r) y[r] = activation.value(z[r] + bias);
+          for (int32_t r = 0; r < work.down.depth; ++r) f(activation, z[r] + bias, T(1) - Vector<T>{}, unit, r);
           continue;
         }
-        const Vector<T> bias_of_factor = spread<kLanes>(bias_[1] + int64_t{unit} * kLanes);
-        const Vector<T>* factor = hidden[1].unit(unit);
-        for (int32_t r = 0; r < work.down.depth; ++r) y[r] = activation.value(z[r] + bias) * (factor[r] + bias_of_factor);
+        const Vector<T> bias_of_factor = spread<kLanes>(bias_[1] + lane);
+        const Vector<T>* factor = work.tiles.hidden[1].unit(unit);
+#pragma GCC unroll 4
+        for (int32_t r = 0; r < work.down.depth; ++r) f(activation, z[r] + bias, factor[r] + bias_of_factor, unit, r);
       }
+    });
+  }
+
+  // The input of the narrow map, from what the wide ones gave.
+  void activate(Work& work, const Tile<T>& to) const {
+    each_vector(work, [&](auto activation, Vector<T> z, Vector<T> factor, int32_t unit, int32_t r) {
+      to.unit(unit)[r] = activation.value(z) * factor;
+    });
+  }
+
+  // Likewise, if `to` is not null; and what the wide maps gave becomes what its gradient is to be multiplied with.
+  void activate_and_differentiate(Work& work, const Tile<T>* to) const {
+    each_vector(work, [&](auto activation, Vector<T> z, Vector<T> factor, int32_t unit, int32_t r) {
+      const ValueAndSlope<T> found = activation.both(z);
+      if (to) to->unit(unit)[r] = found.value * factor;
+      work.tiles.hidden[0].unit(unit)[r] = found.slope * factor;
+      if (gated_) work.tiles.hidden[1].unit(unit)[r] = found.value;
     });
   }
 
   // The gradients of what the wide maps gave, from that of the input of the narrow one.
   void activate_back(Work& work) const {
-    with_activation([&](auto activation) {
+    for (int32_t k = 0; k < it_.ups; ++k)
       for (int32_t unit = 0; unit < down_->units(); ++unit) {
-        const int64_t lane = int64_t{unit} * kLanes;
-        const Vector<T> bias = spread<kLanes>(bias_[0] + lane);
-        const Vector<T>*z = work.tiles.hidden[0].unit(unit), *g = work.down.gradient.unit(unit);
-        Vector<T>* h = work.up[0]->gradient.unit(unit);
-        Vector<T> sums[2] = {};
-        if (!gated_) {
-          for (int32_t r = 0; r < work.down.depth; ++r) sums[0] += h[r] = g[r] * activation.slope(z[r] + bias);
-        } else {
-          const Vector<T> bias_of_factor = spread<kLanes>(bias_[1] + lane);
-          const Vector<T>* factor = work.tiles.hidden[1].unit(unit);
-          Vector<T>* of_factor = work.up[1]->gradient.unit(unit);
-          for (int32_t r = 0; r < work.down.depth; ++r) {
-            sums[0] += h[r] = g[r] * (factor[r] + bias_of_factor) * activation.slope(z[r] + bias);
-            sums[1] += of_factor[r] = g[r] * activation.value(z[r] + bias);
-          }
-        }
-        for (int32_t k = 0; k < it_.ups; ++k)
-          if (it_.up[k].gradients.bias) {
-            const Vector<T> sum[] = {sums[k]};
-            add_folded<kLanes, T>(work.up[k]->bias_gradient + lane, sum);
-          }
+        const Vector<T>*slope = work.tiles.hidden[k].unit(unit), *g = work.down.gradient.unit(unit);
+        Vector<T>* h = work.up[k]->gradient.unit(unit);
+        Vector<T> sum[1] = {};
+        for (int32_t r = 0; r < work.down.depth; ++r) sum[0] += h[r] = g[r] * slope[r];
+        if (it_.up[k].gradients.bias) add_folded<kLanes, T>(work.up[k]->bias_gradient + int64_t{unit} * kLanes, sum);
       }
-    });
   }
 
   Arena arena_;

@@ -19,4 +19,19 @@ bool use_exchange_api(bool wanted) {
   return in_use != nullptr;
 }
 
+bool is_ordinary(nb::handle object) {
+  static const nb::object tensor = nb::module_::import_("torch").attr("Tensor");
+  static const nb::object parameter = nb::module_::import_("torch").attr("nn").attr("Parameter");
+  static const nb::object is_neg = nb::str("is_neg");
+  if (object.is_none()) return true;
+  if (!object.type().is(tensor) && !object.type().is(parameter)) return false;
+  return !nb::cast<bool>(nb::steal(PyObject_CallMethodNoArgs(object.ptr(), is_neg.ptr())));
+}
+
+bool are_ordinary(nb::tuple objects) {
+  for (const nb::handle object : objects)
+    if (!is_ordinary(object)) return false;
+  return true;
+}
+
 }  // namespace pairmix

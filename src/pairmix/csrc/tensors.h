@@ -26,6 +26,10 @@ const DLPackExchangeAPI* exchange_api();
 // Returns whether there is one.
 bool use_exchange_api(bool wanted);
 
+// Whether it is None or a tensor proper: a subclass may stand for something else, and so do the numbers of a negated view.
+bool is_ordinary(nb::handle object);
+bool are_ordinary(nb::tuple objects);
+
 // What the tensor is, for as long as it lives; capsules are kept alive here.
 class TensorView {
  public:

@@ -3,7 +3,7 @@
 from pairmix.ops import cpu, cpu_feed_forward, cpu_recurrence, reference
 from pairmix.ops.cells import GATES, unrolled
 from pairmix.ops.decomposed import decomposed
-from pairmix.ops.feed_forward import ACTIVATIONS, activated, arguments_of, feed_forward
+from pairmix.ops.feed_forward import ACTIVATIONS, activated, arguments_of, call_block_directly, feed_forward
 from pairmix.ops.flops import register_flop_formulas
 from pairmix.ops.library import call_directly, spm, with_front
 from pairmix.ops.recurrence import can_fuse, recurrence
@@ -32,7 +32,7 @@ register(
         cpu.why_not,
         preferred_on="cpu",
         recurrence=Recurrence(cpu_recurrence.forward, cpu_recurrence.backward, cpu_recurrence.SAVED),
-        feed_forward=FeedForward(cpu_feed_forward.forward, cpu_feed_forward.backward),
+        feed_forward=FeedForward(cpu_feed_forward.forward, cpu_feed_forward.backward, cpu_feed_forward.direct),
         direct=cpu.direct,
         details=lambda: f"built for {cpu.instruction_set()}",
         empty_cache=cpu.empty_cache,
@@ -63,6 +63,7 @@ __all__ = [
     "Tensors",
     "activated",
     "arguments_of",
+    "call_block_directly",
     "call_directly",
     "can_fuse",
     "choose",

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pairmix.ops import reference
+from pairmix.ops import reference, torch_internals
+from pairmix.ops.library import with_front
 from pairmix.ops.registry import Impl, Map, Parameters, Tensors, choose
+from pairmix.ops.torch_internals import is_ordinary
 from pairmix.schedule import DeviceSchedule
 
 
@@ -213,6 +215,68 @@ def _backward_twice(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, .
     for i, gradient in zip(wanted, vjp(list(grads)), strict=True):
         result[i] = gradient
     return tuple(result)
+
+
+def call_block_directly(impl: Impl, x: Tensor, up: Map, down: Map, activation: str, out_features: int) -> Tensor | None:
+    """`pairmix::feed_forward` without the dispatcher, for ordinary tensors as the caller passed them.
+
+    Returns None if the implementation does not take them as they are.
+    """
+    if impl.feed_forward is None or impl.feed_forward.direct is None:
+        return None
+    if torch.is_grad_enabled():
+        rest = (up, down, impl, activation, out_features)
+        y: Tensor | None = _apply_directly(x, *up.parameters, *down.parameters, *rest)
+        return y
+    return impl.feed_forward.direct(x, up, down, activation, out_features)
+
+
+class _Direct(torch.autograd.Function):
+    """`call_block_directly`, with its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor | None:
+        *tensors, up, down, ctx.impl, ctx.activation, out_features = arguments
+        ctx.save_for_backward(x, *tensors)
+        ctx.up, ctx.down = up._replace(parameters=None), down._replace(parameters=None)
+        y: Tensor | None = ctx.impl.feed_forward.direct(x, up, down, ctx.activation, out_features)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *tensors = ctx.saved_tensors
+        up, down = Parameters(*tensors[:5]), Parameters(*tensors[5:])
+        needs_x, *rest = ctx.needs_input_grad[:11]
+        of_up, of_down = Parameters(*rest[:5]), Parameters(*rest[5:])
+        wide, narrow = ctx.up._replace(parameters=up), ctx.down._replace(parameters=down)
+        found = None
+        if not torch.is_grad_enabled() and is_ordinary(grad):
+            found = ctx.impl.feed_forward.backward(grad, x, wide, narrow, ctx.activation, needs_x, of_up, of_down)
+        if found is None:
+            found = _differentiable_gradients(ctx, grad, x, wide, narrow, [needs_x, *rest])
+        gx, gup, gdown = found
+        return gx, *gup, *gdown, None, None, None, None, None
+
+
+_apply_directly = torch_internals.apply_of(_Direct)
+
+
+def _differentiable_gradients(
+    ctx: Any, grad: Tensor, x: Tensor, up: Map, down: Map, needs: list[bool]
+) -> tuple[Tensor | None, Tensors, Tensors]:
+    """The gradients by the operator of torch, which differentiates them again."""
+    fronts = [map_.parameters.blocks.dim() > (2 if map_.block == "rotation" else 3) for map_ in (up, down)]
+    wide, narrow = (
+        map_ if has_front else map_._replace(parameters=with_front(map_.parameters))
+        for map_, has_front in zip((up, down), fronts, strict=True)
+    )
+    gradients = feed_forward_backward(grad, x, *arguments_of(wide, narrow), ctx.activation, needs, ctx.impl.name)
+    gx, *kept = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
+    of_up, of_down = (
+        Parameters(*(part if part is None or has_front else part[0] for part in parts))
+        for parts, has_front in zip((kept[:5], kept[5:]), fronts, strict=True)
+    )
+    return gx, of_up, of_down
 
 
 _REFERENCE = Impl("reference", reference.forward, reference.backward, why_not=lambda device: None)

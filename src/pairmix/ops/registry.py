@@ -71,10 +71,12 @@ class FeedForward:
     Attributes:
         forward: as `feed_forward.in_parts`; None if it cannot compute this one.
         backward: as `feed_forward.in_parts_backward`; None likewise.
+        direct: forward for ordinary CPU tensors as the caller passed them, unchecked, as `Impl.direct`.
     """
 
     forward: Callable[..., Tensor | None]
     backward: Callable[..., tuple[Tensor | None, Tensors, Tensors] | None]
+    direct: Callable[..., Tensor | None] | None = None
 
 
 @dataclass(frozen=True)
