@@ -70,6 +70,9 @@ const Plan::Vectors& Plan::vectors(int32_t width) const {
     if (vectors.width == width) return vectors;
   Vectors vectors{width, width, {}};
   while (!fits(vectors.lanes, vectors.stride)) vectors.lanes /= 2;
+  // Two of eight and more are not worth it: to spread two coefficients over a vector, and to fold the sums of their gradients,
+  // takes longer than to broadcast each.
+  if (vectors.lanes == 2 && width > 4) fits(vectors.lanes = 1, vectors.stride);
   return vectors_.emplace_back(std::move(vectors));
 }
 
