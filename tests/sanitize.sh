@@ -56,7 +56,7 @@ assert "build/sanitize" in _kernels.__file__, _kernels.__file__'
   # AddressSanitizer keeps what was freed for a while, which looks like growing memory. The reference has no kernels to
   # watch. A worker that dies says why on its own output, which must not be captured.
   with_sanitized_kernels -m pytest -q -s -x --max-worker-restart=0 tests/ops/test_parity.py tests/ops/test_cpu.py \
-    tests/ops/test_recurrence.py tests/ops/test_border.py \
+    tests/ops/test_recurrence.py tests/ops/test_feed_forward.py tests/ops/test_border.py \
     -k 'not memory_does_not_grow and not reference'
   passed
 

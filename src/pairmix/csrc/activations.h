@@ -39,10 +39,14 @@ inline Vector<T> limited(Vector<T> x, T most) {
   return at_least<T>(x > high ? high : x, -most);
 }
 
-// e^x - 1, exact to about a unit in the last place also where x is small, for |x| <= Binary<T>::largest: x = k ln 2 + r, and
-// the Taylor series of e^r - 1, of which so many terms are enough for |r| <= ln 2 / 2.
+// e^x = power (1 + rest), for |x| <= Binary<T>::largest: x = k ln 2 + r, and the Taylor series of e^r - 1, of which so many
+// terms are enough for |r| <= ln 2 / 2.
 template <class T>
-inline Vector<T> exp_minus_one(Vector<T> x) {
+struct Exponential {
+  Vector<T> power, rest;
+};
+template <class T>
+inline Exponential<T> exponential(Vector<T> x) {
   using B = Binary<T>;
   const Vector<T> shifted = x * T(1.4426950408889634) + B::rounder, k = shifted - B::rounder;
   const Vector<T> r = (x - k * B::ln2) - k * B::ln2_rest;
@@ -51,8 +55,14 @@ inline Vector<T> exp_minus_one(Vector<T> x) {
   for (int term = B::terms; term > 1; --term) series = series * r * (T(1) / T(term)) + T(1);
   const Vector<T> rounder = B::rounder - Vector<T>{};
   const auto exponent = (typename B::Bits)shifted - (typename B::Bits)rounder + B::bias;
-  const Vector<T> power = (Vector<T>)(exponent << B::mantissa);
-  return power * (series * r) + (power - T(1));
+  return {(Vector<T>)(exponent << B::mantissa), series * r};
+}
+
+// e^x - 1, exact to about a unit in the last place also where x is small.
+template <class T>
+inline Vector<T> exp_minus_one(Vector<T> x) {
+  const auto [power, rest] = exponential<T>(x);
+  return power * rest + (power - T(1));
 }
 
 template <class T>
@@ -89,7 +99,8 @@ inline Vector<double> erf(Vector<double> x) {
 // e^x for any x that is not above 0.
 template <class T>
 inline Vector<T> exp_of_negative(Vector<T> x) {
-  return exp_minus_one<T>(at_least<T>(x, -Binary<T>::largest)) + T(1);
+  const auto [power, rest] = exponential<T>(at_least<T>(x, -Binary<T>::largest));
+  return power * rest + power;
 }
 
 // What an activation gives, and its derivative.
@@ -118,24 +129,32 @@ struct Gelu {
   }
 };
 
+// A sigmoid and its derivative, neither of which is a difference of numbers that are almost equal.
+template <class T>
+inline ValueAndSlope<T> sigmoid_and_slope(Vector<T> x) {
+  const Vector<T> e = exp_of_negative<T>(x < T(0) ? x : -x), q = T(1) / (T(1) + e), smaller = e * q;
+  return {x < T(0) ? smaller : q, smaller * q};
+}
+
+// x sigmoid(2 u), which is x (1 + tanh u) / 2.
 template <class T>
 struct GeluTanh {
-  static constexpr T kScale = T(0.79788456080286536), kCubic = T(0.044715);
+  static constexpr T kTwice = T(2 * 0.79788456080286536), kCubic = T(0.044715);
 
-  static Vector<T> below(Vector<T> x) { return T(0.5) + T(0.5) * tanh<T>(kScale * (x + kCubic * x * x * x)); }
-  static Vector<T> value(Vector<T> x) { return x * below(x); }
+  static ValueAndSlope<T> below(Vector<T> x) { return sigmoid_and_slope<T>(kTwice * (x + kCubic * x * x * x)); }
+  static Vector<T> value(Vector<T> x) { return x * below(x).value; }
   static ValueAndSlope<T> both(Vector<T> x) {
-    const Vector<T> p = below(x);
-    return {x * p, p + x * (T(2) * p * (T(1) - p)) * (kScale * (T(1) + T(3) * kCubic * x * x))};
+    const ValueAndSlope<T> p = below(x);
+    return {x * p.value, p.value + x * p.slope * (kTwice * (T(1) + T(3) * kCubic * x * x))};
   }
 };
 
 template <class T>
 struct Silu {
-  static Vector<T> value(Vector<T> x) { return x * sigmoid<T>(x); }
+  static Vector<T> value(Vector<T> x) { return x * sigmoid_and_slope<T>(x).value; }
   static ValueAndSlope<T> both(Vector<T> x) {
-    const Vector<T> s = sigmoid<T>(x);
-    return {x * s, s * (T(1) + x * (T(1) - s))};
+    const ValueAndSlope<T> s = sigmoid_and_slope<T>(x);
+    return {x * s.value, s.value + x * s.slope};
   }
 };
 
