@@ -29,6 +29,7 @@ COSINE := --decay cosine --clip 1.0
 ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
+ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
     --lrs 0.0005,0.001 --out results/extensions --resume
 
@@ -83,7 +84,10 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(EXTENSIONS) --layers spm --dense-maps qkv,out
 	$(EXTENSIONS) --layers spm --dense-maps up,down
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
-	$(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --lrs 0.003,0.01,0.03,0.1,0.3 --out results/adapters --resume
+	$(ADAPTERS) --layers rotations --lrs 0.01,0.03,0.1,0.3
+	$(ADAPTERS) --layers lora --lrs 0.003,0.01,0.03
+	$(ADAPTERS) --layers oft,boft --stages own --lrs 0.01,0.03,0.1
+	$(ADAPTERS) --layers full --stages own --lrs 0.0003,0.001,0.003
 	$(BIN)/pairmix report results/teacher results/teacher-rows results/teacher-norms results/agnews results/shakespeare results/gpt \
 	    results/steps.json results/steps-gpt.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
