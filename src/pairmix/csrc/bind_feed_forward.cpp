@@ -64,33 +64,24 @@ nb::object feed_forward_backward(const Plan& wide, const Plan& narrow, nb::handl
   const int64_t out_features = of_grad.size(of_grad.dimensions() - 1);
   Block block(wide, narrow, x, grad, ups, downs, rotations, out_features, maps);
   if (!block.fits) return nb::none();
-  nb::list results;
-  const auto result = [&](bool needed, std::vector<int64_t> shape, Dtype dtype) -> void* {
-    if (!needed) {
-      results.append(nb::none());
-      return nullptr;
-    }
-    NewTensor tensor = new_tensor(std::move(shape), dtype);
-    results.append(std::move(tensor.object));
-    return tensor.data;
-  };
+  Results results;
   const TensorView& view = block.up.x;
   Call &up = block.up.call, &down = block.down.call;
-  up.grad_x = {result(needs[0], {view.shape(), view.shape() + view.dimensions()}, up.dtype), up.in_features, 1};
+  up.grad_x = {results.add(needs[0], {view.shape(), view.shape() + view.dimensions()}, up.dtype), up.in_features, 1};
   down.grad_x = down.grad;
   int next = 1;
   for (Operands* map : {&block.up, &block.down}) {
     Parameters& gradients = map->call.gradients;
     const int64_t n = map->call.plan->n();
-    gradients.blocks = result(needs[next], map->shape_of_blocks(), map->of_parameters);
-    gradients.d_in = result(needs[next + 1], map->shape_of(n), map->of_parameters);
-    gradients.d_out = result(needs[next + 2], map->shape_of(n), map->of_parameters);
-    gradients.bias = result(needs[next + 3], map->shape_of(map->call.out_features), map->of_parameters);
-    gradients.residual_scale = result(needs[next + 4], map->shape_of(map->call.plan->given_stages()), map->of_parameters);
+    gradients.blocks = results.add(needs[next], map->shape_of_blocks(), map->of_parameters);
+    gradients.d_in = results.add(needs[next + 1], map->shape_of(n), map->of_parameters);
+    gradients.d_out = results.add(needs[next + 2], map->shape_of(n), map->of_parameters);
+    gradients.bias = results.add(needs[next + 3], map->shape_of(map->call.out_features), map->of_parameters);
+    gradients.residual_scale = results.add(needs[next + 4], map->shape_of(map->call.plan->given_stages()), map->of_parameters);
     next += 5;
   }
   if (!block.run(chosen_target().feed_forward_backward, activation, threads)) return nb::none();
-  return results;
+  return results.objects;
 }
 
 }  // namespace

@@ -45,25 +45,16 @@ nb::object backward(const Plan& plan, nb::handle grad, nb::handle x, nb::tuple p
   Call& call = operands.call;
   call.threads = usable_threads(threads);
   const int64_t n = plan.n(), stages = plan.given_stages();
-  nb::list results;
-  const auto result = [&](bool needed, std::vector<int64_t> shape, Dtype dtype) -> void* {
-    if (!needed) {
-      results.append(nb::none());
-      return nullptr;
-    }
-    NewTensor tensor = new_tensor(std::move(shape), dtype);
-    results.append(std::move(tensor.object));
-    return tensor.data;
-  };
+  Results results;
   const TensorView& view = operands.x;
-  call.grad_x = {result(needs[0], {view.shape(), view.shape() + view.dimensions()}, call.dtype), call.in_features, 1};
-  call.gradients.blocks = result(needs[1], operands.shape_of_blocks(), operands.of_parameters);
-  call.gradients.d_in = result(needs[2], operands.shape_of(n), operands.of_parameters);
-  call.gradients.d_out = result(needs[3], operands.shape_of(n), operands.of_parameters);
-  call.gradients.bias = result(needs[4], operands.shape_of(call.out_features), operands.of_parameters);
-  call.gradients.residual_scale = result(needs[5], operands.shape_of(stages), operands.of_parameters);
+  call.grad_x = {results.add(needs[0], {view.shape(), view.shape() + view.dimensions()}, call.dtype), call.in_features, 1};
+  call.gradients.blocks = results.add(needs[1], operands.shape_of_blocks(), operands.of_parameters);
+  call.gradients.d_in = results.add(needs[2], operands.shape_of(n), operands.of_parameters);
+  call.gradients.d_out = results.add(needs[3], operands.shape_of(n), operands.of_parameters);
+  call.gradients.bias = results.add(needs[4], operands.shape_of(call.out_features), operands.of_parameters);
+  call.gradients.residual_scale = results.add(needs[5], operands.shape_of(stages), operands.of_parameters);
   run(chosen_target().backward, operands);
-  return results;
+  return results.objects;
 }
 
 }  // namespace

@@ -80,25 +80,16 @@ nb::object recurrence_backward(const Plan& plan, int cell, nb::handle grad_h, nb
   it->h = data(h, {rows, n}), it->saved = data(saved, {rows, saved_of(it->cell) * n});
   if (has_c) it->grad_c = data(grad_c, {rows, n}), it->c0 = data(c0, {operands.call.rows, n}), it->c = data(c, {rows, n});
   if (!fits) return nb::none();
-  nb::list results;
-  const auto result = [&](bool wanted, std::vector<int64_t> shape) -> void* {
-    if (!wanted) {
-      results.append(nb::none());
-      return nullptr;
-    }
-    NewTensor tensor = new_tensor(std::move(shape), it->dtype);
-    results.append(std::move(tensor.object));
-    return tensor.data;
-  };
-  it->grad_gates = result(true, {rows, maps * n});
-  it->grad_mixed = result(it->cell == Cell::gru_reset_after, {rows, maps * n});
-  it->grad_h0 = result(true, {operands.call.rows, n});
-  it->grad_c0 = result(has_c, {operands.call.rows, n});
+  Results results;
+  it->grad_gates = results.add(true, {rows, maps * n}, it->dtype);
+  it->grad_mixed = results.add(it->cell == Cell::gru_reset_after, {rows, maps * n}, it->dtype);
+  it->grad_h0 = results.add(true, {operands.call.rows, n}, it->dtype);
+  it->grad_c0 = results.add(has_c, {operands.call.rows, n}, it->dtype);
   {
     const nb::gil_scoped_release release;
     chosen_target().recurrence_backward(*it);
   }
-  return results;
+  return results.objects;
 }
 
 }  // namespace

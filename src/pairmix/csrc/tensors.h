@@ -149,4 +149,20 @@ inline NewTensor new_tensor(std::vector<int64_t> sizes, Dtype dtype) {
   return {nb::module_::import_("torch.utils.dlpack").attr("from_dlpack")(capsule), data};
 }
 
+// The tensors that a call returns, in order; None for those that are not needed.
+struct Results {
+  nb::list objects;
+
+  // Where its numbers are to be written; null if it is not needed.
+  void* add(bool needed, std::vector<int64_t> shape, Dtype dtype) {
+    if (!needed) {
+      objects.append(nb::none());
+      return nullptr;
+    }
+    NewTensor tensor = new_tensor(std::move(shape), dtype);
+    objects.append(std::move(tensor.object));
+    return tensor.data;
+  }
+};
+
 }  // namespace pairmix
