@@ -73,3 +73,19 @@ def chosen_builds(config):
     if "cpu" in builds:
         builds["cpu"] = [f"cpu {target}" for target in chosen_targets(config)]
     return [build for group in builds.values() for build in group]
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """The calls in which the compiled kernels computed a whole feed-forward block."""
+    kernels = pytest.importorskip("pairmix._kernels")
+    calls, real = [], kernels.feed_forward
+
+    def counted(*arguments):
+        y = real(*arguments)
+        if y is not None:
+            calls.append(arguments)
+        return y
+
+    monkeypatch.setattr(kernels, "feed_forward", counted)
+    return calls

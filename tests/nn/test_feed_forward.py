@@ -6,17 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import pairmix._kernels as _kernels
 from pairmix import SPMFeedForward, SPMLinear, SPMTransformerEncoderLayer, param_groups
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    """The calls in which the kernels computed a whole block."""
-    calls = []
-    real = _kernels.feed_forward
-    monkeypatch.setattr(_kernels, "feed_forward", lambda *arguments: calls.append(arguments) or real(*arguments))
-    return calls
 
 
 def parts_of(block, x):

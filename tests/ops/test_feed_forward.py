@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 
-import pairmix._kernels as _kernels
 from kernels import running
 from pairmix import Schedule, SPMFeedForward, functional, ops
 from pairmix.functional import ACTIVATIONS, activated
@@ -44,22 +43,6 @@ def assert_as_close_as_its_parts(made, x, grad):
         size = expected.abs().max().item()
         allowed = 4 * (usual.double() - expected).abs().max().item() + 32 * torch.finfo(x.dtype).eps * size
         assert (found.double() - expected).abs().max().item() <= allowed, f"output {number}"
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    """The calls in which the kernels computed a whole block."""
-    calls = []
-    real = _kernels.feed_forward
-
-    def counted(*arguments):
-        y = real(*arguments)
-        if y is not None:
-            calls.append(arguments)
-        return y
-
-    monkeypatch.setattr(_kernels, "feed_forward", counted)
-    return calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
