@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pairmix.ops import reference, torch_internals
+from pairmix.ops import torch_internals
 from pairmix.ops.library import with_front
-from pairmix.ops.registry import Impl, Map, Parameters, Tensors, choose
+from pairmix.ops.registry import EVERYWHERE, IMPLS, Impl, Map, Parameters, Tensors, choose
 from pairmix.ops.torch_internals import is_ordinary
 from pairmix.schedule import DeviceSchedule
 
@@ -201,7 +201,7 @@ def _backward_twice(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, .
             for i, value in zip(given, values, strict=True):
                 replaced[i] = value
             up, down = _maps_of((*replaced[2:], ctx.up_block, ctx.down_block))
-            return in_parts(_REFERENCE, replaced[1], up, down, ctx.activation, grad.shape[-1])
+            return in_parts(IMPLS[EVERYWHERE], replaced[1], up, down, ctx.activation, grad.shape[-1])
 
         found = dict(zip(given, torch.func.vjp(block, *(inputs[i] for i in given))[1](grad), strict=True))
         places = [1, *range(3, 8), *range(9, 14)]
@@ -278,8 +278,6 @@ def _differentiable_gradients(
     )
     return gx, of_up, of_down
 
-
-_REFERENCE = Impl("reference", reference.forward, reference.backward, why_not=lambda device: None)
 
 torch.library.register_autograd("pairmix::feed_forward", _backward, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd(
