@@ -1,6 +1,7 @@
 """Random layers through the compiled kernels, compared with the definition: `make fuzz`.
 
-A layer is decided by its seed alone. One that fails is printed with the command that runs it again.
+And random feed-forward blocks, compared with their parts. The layer and the block of a seed are decided by it alone.
+What fails is printed with the command that runs it again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch import Tensor
 
 import oracle
 from kernels import running
-from pairmix import Schedule, _kernels
-from pairmix.functional import spm
+from pairmix import Schedule, SPMFeedForward, SPMLinear, _kernels
+from pairmix.functional import ACTIVATIONS, spm
+from plain_feed_forward import assert_as_close_as_its_parts
 
 LARGEST = 600
 PRIMES = [n for n in range(2, LARGEST) if all(n % d for d in range(2, int(n**0.5) + 1))]
@@ -135,6 +137,59 @@ def random_layer(seed: int) -> Layer:
     return Layer(arguments, grad, wanted, threads, description)
 
 
+@dataclass
+class Block:
+    """One call of a feed-forward block, and how it is made."""
+
+    module: SPMFeedForward
+    x: Tensor
+    grad: Tensor
+    threads: int
+    description: str
+
+
+def random_block(seed: int) -> Block:
+    rng, generator = random.Random(f"block {seed}"), torch.Generator().manual_seed(seed)
+    hidden, dtype, gated = random_width(rng), rng.choice(DTYPES), rng.random() < 0.5
+    features = rng.choice([hidden, max(1, hidden // 4), rng.randint(1, hidden), random_width(rng)])
+    n, kind, residual = max(features, hidden), rng.choice(["general", "rotation"]), rng.choice(["scale", "pass"])
+    up, down = random_schedule(rng, n), random_schedule(rng, n)
+    down = rng.choice([up, up, down])
+    made = SPMFeedForward(features, hidden, rng.choice(ACTIVATIONS), gated=gated, device="meta")
+    common = {"block": kind, "residual": residual, "init": "identity", "dtype": torch.float64, "impl": "cpu"}
+    made.up = SPMLinear(features, hidden, rng.random() < 0.7, schedule=up, maps=2 if gated else None, **common)
+    made.down = SPMLinear(hidden, features, rng.random() < 0.7, schedule=down, **common)
+
+    def values(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    for parameter in made.parameters():
+        parameter.data = (parameter.data + rng.choice([0.1, 0.3]) * values(*parameter.shape)).to(dtype)
+        parameter.requires_grad_(rng.random() < 0.8)
+    scale = rng.choice([1e-3, 1.0, 30.0 if dtype in (torch.float32, torch.float64) else 1.0])
+    shape, threads = (*random_leading(rng), features), rng.randint(1, 3)
+    x, x_layout = laid_out_or_expanded(rng, (scale * values(*shape)).to(dtype))
+    grad, grad_layout = laid_out_or_expanded(rng, values(*shape).to(dtype))
+    wanted = [name for name, parameter in made.named_parameters() if parameter.requires_grad]
+    description = (
+        f"block: {made.activation}, gated {gated}, {up} and {down} {kind} {dtype} {shape} * {scale}, hidden {hidden}, "
+        f"x {x_layout}, grad {grad_layout}, wanted {wanted}, {threads} threads"
+    )
+    return Block(made, x, grad, threads, description)
+
+
+def check_block(seed: int, targets: Sequence[str]) -> str | None:
+    """What is wrong with the feed-forward block of this seed on one of these instruction sets."""
+    block = random_block(seed)
+    for target in targets:
+        try:
+            with running(target, block.threads):
+                assert_as_close_as_its_parts(block.module, block.x, block.grad)
+        except Exception as error:
+            return f"{target}: {error or type(error).__name__} ({block.description})"
+    return None
+
+
 def run(layer: Layer) -> dict[str, Tensor]:
     """The output and the wanted gradients, by the kernels."""
     a = layer.arguments
@@ -147,7 +202,7 @@ def run(layer: Layer) -> dict[str, Tensor]:
 
 
 def check(seed: int, targets: Sequence[str] = tuple(_kernels.targets())) -> str | None:
-    """What is wrong with the layer of this seed on one of these instruction sets; None if nothing is."""
+    """What is wrong with the layer or the block of this seed on one of these instruction sets; None if nothing is."""
     torch.set_num_threads(1)
     layer = random_layer(seed)
     answers = oracle.answers(layer.arguments, layer.grad)
@@ -159,7 +214,7 @@ def check(seed: int, targets: Sequence[str] = tuple(_kernels.targets())) -> str 
                 oracle.assert_matches(actual, answers[name], f"{target}: {name}")
     except Exception as error:
         return f"{error or type(error).__name__} ({layer.description})"
-    return None
+    return check_block(seed, targets)
 
 
 def check_all(first: int, count: int, jobs: int) -> int:

@@ -39,7 +39,9 @@ class TestFactorisation:
         assert error < 1e-10
         assert error_of(layer, matrix) == pytest.approx(error, abs=1e-12)
 
-    @pytest.mark.parametrize(("in_features", "out_features"), [(8, 3), (3, 8), (1, 6), (6, 1), (24, 96), (96, 24)])
+    @pytest.mark.parametrize(
+        ("in_features", "out_features"), [(8, 3), (3, 8), (1, 6), (6, 1), (7, 21), (3, 1), (24, 96), (96, 24)]
+    )
     def test_rectangular_matrices_give_factors_of_the_right_shapes(self, in_features, out_features):
         schedule = Schedule.butterfly(max(in_features, out_features))
         coeffs, d_in, d_out = factorise(torch.randn(out_features, in_features), schedule)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fuzz
-from pairmix import ops
+from pairmix import _kernels, ops
 from pairmix.ops import cpu
 
 
@@ -29,3 +29,22 @@ def test_what_is_wrong_is_found_and_described(monkeypatch, targets):
     assert problem.startswith(f"{targets[0]}: output[")
     assert str(fuzz.random_layer(seed).arguments.schedule) in problem
     assert torch.get_num_threads() == 1
+
+
+def test_a_block_that_is_wrong_is_found_and_described(monkeypatch, targets):
+    real, fused = _kernels.feed_forward, []
+
+    def a_little_off(*arguments):
+        y = real(*arguments)
+        if y is not None:
+            fused.append(y)
+            y.mul_(1 + 1e-2)
+        return y
+
+    assert not any(fuzz.check_block(seed, targets[:1]) for seed in range(20))
+    monkeypatch.setattr(_kernels, "feed_forward", a_little_off)
+    problems = [problem for problem in (fuzz.check_block(seed, targets[:1]) for seed in range(20)) if problem]
+    assert len(fused) > 5
+    assert len(problems) >= len(fused) / 2  # those without rows, and in bfloat16, are right
+    assert all(problem.startswith(f"{targets[0]}: output is off by") for problem in problems)
+    assert "(block: " in problems[0]

@@ -27,7 +27,7 @@ MAY_IMPORT = {
         "adapters": {"dense", "nn", "functional", "places", "schedule", "tables"},
         "optim": {"nn", "adapters", "tables"},
         "fit": {"dense", "nn", "pairings", "schedule"},
-        "convert": {"dense", "fit", "nn", "places", "tables"},
+        "convert": {"dense", "fit", "functional", "nn", "places", "tables"},
         "doctor": {"", "functional", "ops"},  # of pairmix itself only the version
         "__main__": {"doctor"},
         "": {"nn", "functional", "ops", "optim", "schedule", "adapters", "convert", "fit"},

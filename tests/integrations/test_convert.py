@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pairmix
-from pairmix import SPMLinear
+from pairmix import SPMFeedForward, SPMLinear
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -38,6 +38,7 @@ MODELS = {
     ),
 }  # fmt: skip
 REPLACED = {"gpt2": 8, "llama": 14, "bert": 13, "t5": 32, "vit": 12}
+BLOCKS = {"gpt2": 2, "llama": 2, "bert": 0, "t5": 4, "vit": 2}  # BERT's are spread over two modules
 GENERATING = ("gpt2", "llama", "t5")
 
 
@@ -158,3 +159,76 @@ def test_half_precision_of_t5_reads_the_dtype_of_a_weight():
     model, _ = converted("t5")
     model = model.to(torch.bfloat16)
     assert model(**batch_of("t5")).logits.dtype == torch.bfloat16
+
+
+def with_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.2
+    return model
+
+
+class TestWholeBlocks:
+    def test_the_model_computes_what_it_does_with_its_layers_one_by_one(self, name):
+        whole, batch = with_dropout(MODELS[name]()), batch_of(name)
+        one_by_one = copy.deepcopy(whole)
+        losses, gradients = [], []
+        for model, options in ((whole, {"feed_forward": True}), (one_by_one, {})):
+            torch.manual_seed(1)
+            pairmix.convert_(model, **options)
+            model.double()
+            loss = model(**{key: one.double() if one.is_floating_point() else one for key, one in batch.items()}).loss
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append({key: one.grad for key, one in model.named_parameters()})
+        assert sum(isinstance(module, SPMFeedForward) for module in whole.modules()) == BLOCKS[name]
+        # In float64, where anything but rounding stands out.
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+        common = gradients[0].keys() & gradients[1].keys()  # of all that is around the blocks
+        assert len(common) > 10
+        torch.testing.assert_close(*({key: of[key] for key in common} for of in gradients), rtol=1e-8, atol=1e-10)
+
+    def test_going_back_it_is_the_stock_model_again(self, name):
+        model, batch = MODELS[name]().eval(), batch_of(name)
+        stock = {key: type(module) for key, module in model.named_modules()}
+        pairmix.convert_(model, feed_forward=True)
+        with torch.no_grad():
+            before = model(**batch).logits
+            pairmix.restore_(model)
+            torch.testing.assert_close(model(**batch).logits, before, rtol=1e-4, atol=1e-4)
+        assert {key: type(module) for key, module in model.named_modules()} == stock
+        MODELS[name]().load_state_dict(model.state_dict())
+
+    def test_checkpoints_and_copies(self, name, tmp_path):
+        model, batch = MODELS[name]().eval(), batch_of(name)
+        pairmix.convert_(model, feed_forward=True)
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        torch.save(model, tmp_path / "pickled.pt")
+        loaded = MODELS[name]().eval()
+        pairmix.convert_(loaded, feed_forward=True)
+        loaded.load_state_dict(torch.load(tmp_path / "model.pt"))
+        pickled = torch.load(tmp_path / "pickled.pt", weights_only=False)
+        with torch.no_grad():
+            expected = model(**batch).logits
+            for one in (loaded, pickled, copy.deepcopy(model)):
+                assert torch.equal(one(**batch).logits, expected)
+
+    @pytest.mark.parametrize("name", GENERATING)
+    def test_it_generates(self, name):
+        model = MODELS[name]().eval()
+        pairmix.convert_(model, feed_forward=True)
+        tokens = batch_of(name)["input_ids"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            generated = model.generate(
+                tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=4, do_sample=False
+            )
+        assert generated.shape[0] == 2
+
+    def test_the_gated_block_of_t5(self):
+        config = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
+        model = transformers.T5EncoderModel(transformers.T5Config(**config, feed_forward_proj="gated-gelu"))
+        (one,) = [one for one in pairmix.convert_(model, head=True, feed_forward=True).replaced if "Dense" in one.name]
+        assert (one.before, one.after) == ("T5DenseGatedActDense", "SPMFeedForward")
+        block = model.get_submodule(one.name)
+        assert (block.activation, block.gated, block.dropout.p) == ("gelu_tanh", True, 0.1)

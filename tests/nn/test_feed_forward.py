@@ -15,7 +15,7 @@ def parts_of(block, x):
 
 def test_parameters_and_starts():
     block = SPMFeedForward(64, 256, gain=0.5)
-    assert [name for name, _ in block.named_children()] == ["up", "dropout", "down"]
+    assert [name for name, _ in block.named_children()] == ["up", "dropout", "down", "output_dropout"]
     assert (block.up.in_features, block.up.out_features, block.up.maps) == (64, 256, None)
     assert SPMFeedForward(64, 256, gated=True).up.maps == 2
     x = torch.randn(100, 64)
@@ -49,6 +49,16 @@ def test_dropout_runs_between_the_parts_and_only_in_training(fused):
     assert fused
 
 
+def test_dropout_of_the_output_leaves_one_call(fused):
+    block, x = SPMFeedForward(16, 64, output_dropout=0.5), torch.randn(50, 16)
+    y = block(x)
+    kept = y != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(y[kept], 2 * parts_of(block, x)[kept])
+    torch.testing.assert_close(block.eval()(x), parts_of(block, x))
+    assert len(fused) == 2
+
+
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
 def test_hooks_on_its_maps_are_called(kind, fused):
     block, seen = SPMFeedForward(16, 64), []
@@ -63,6 +73,14 @@ def test_a_map_that_was_replaced_is_called(fused):
     block.up = nn.Linear(16, 64)
     assert block(torch.randn(5, 16)).shape == (5, 16)
     assert not fused
+
+
+def test_a_dense_gate_can_take_the_place_of_its_own():
+    block, x = SPMFeedForward(16, 64, "silu", gated=True), torch.randn(5, 16)
+    y, dense = block(x), nn.Linear(16, 2 * 64)
+    dense.weight.data, dense.bias.data = block.up.to_dense().detach(), block.up.bias.detach().flatten()
+    block.up = dense
+    torch.testing.assert_close(block(x), y, rtol=1e-4, atol=1e-4)
 
 
 def test_checkpoints_of_another_block_are_refused():

@@ -80,23 +80,26 @@ def test_the_number_of_threads_may_change_between_calls(threads, target):
 
 
 def test_fewer_threads_than_asked_for():
-    """The same as on one thread to the last bit: then all rows are the share of one."""
+    """The same to the last bit as on all of them: what a share of the rows consists of does not depend on who does it."""
     code = """
-import torch
+import hashlib, torch
 from pairmix import SPMLinear
 torch.manual_seed(0)
 def gradients(layer, x):
     return torch.autograd.grad(layer(x).sin().sum(), list(layer.parameters()))
 gradients(SPMLinear(512, 512), torch.randn(400, 512))  # leaves memory that is not zero
 layer, x = SPMLinear(64, 64), torch.randn(200, 64)
-torch.set_num_threads(1)
-expected = gradients(layer, x)
-torch.set_num_threads(2)  # but OpenMP may use one only
-assert all(a.equal(b) for a, b in zip(gradients(layer, x), expected))
+torch.set_num_threads(2)
+print([hashlib.sha256(gradient.numpy().tobytes()).hexdigest() for gradient in gradients(layer, x)])
 """
-    limited = {**os.environ, "OMP_THREAD_LIMIT": "1"}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=limited)
-    assert result.returncode == 0, result.stderr
+
+    def output(**limits):
+        environment = {**os.environ, **limits}
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    assert output(OMP_THREAD_LIMIT="1") == output(OMP_THREAD_LIMIT="2")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 
 from kernels import running
 from pairmix import Schedule, SPMFeedForward, functional, ops
-from pairmix.functional import ACTIVATIONS, activated
+from pairmix.functional import ACTIVATIONS
+from plain_feed_forward import as_a_whole, assert_as_close_as_its_parts, in_parts, outputs
 
 # features and hidden: usual, odd, prime, tiny, square, and none that divides the other
 SIZES = [(16, 64), (8, 24), (5, 15), (3, 7), (1, 2), (1, 1), (12, 12), (10, 48), (100, 250)]
@@ -19,30 +20,6 @@ def block(features=16, hidden=64, activation="gelu", dtype=torch.float32, **opti
         for parameter in made.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return made
-
-
-def in_parts(made, x):
-    return made.down(activated(made.up(x), made.activation, made.up.maps))
-
-
-def outputs(compute, made, x, grad):
-    """y, and the gradients of x and of all parameters."""
-    x = x.detach().requires_grad_()
-    y = compute(made, x)
-    return [y.detach(), *torch.autograd.grad(y, [x, *made.parameters()], grad.to(y))]
-
-
-def assert_as_close_as_its_parts(made, x, grad):
-    """To what the parts are in float64: not much further from it than the parts are in this precision."""
-    exact = outputs(in_parts, copy.deepcopy(made).double(), x.double(), grad.double())
-    parts, fused = (outputs(compute, made, x, grad) for compute in (in_parts, lambda made, x: made(x)))
-    for number, (found, usual, expected) in enumerate(zip(fused, parts, exact, strict=True)):
-        assert found.shape == expected.shape
-        if not expected.numel():
-            continue
-        size = expected.abs().max().item()
-        allowed = 4 * (usual.double() - expected).abs().max().item() + 32 * torch.finfo(x.dtype).eps * size
-        assert (found.double() - expected).abs().max().item() <= allowed, f"output {number}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -84,8 +61,8 @@ def test_any_number_of_rows_and_threads(rows, threads):
 
 def test_results_repeat():
     made, x, grad = block(64, 256), torch.randn(200, 64), torch.randn(200, 64)
-    first, second = (outputs(lambda made, x: made(x), made, x, grad) for _ in range(2))
-    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    first, second = (outputs(as_a_whole, made, x, grad) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_inputs_with_gaps_and_more_dimensions():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pairmix.convert import twins
+from pairmix.convert.feed_forward import twin_of_dense_block, twin_of_spm_block
 from pairmix.convert.report import Conversion, Left, Replaced
 from pairmix.convert.twins import Twin
 from pairmix.dense import matrix_of
@@ -22,10 +23,9 @@ from pairmix.places import Place, outermost
 
 _SEVERAL_MAPS = ("attn", "qkv", "query_key_value", "in_proj")
 """What modules are called whose rows are those of Q, K and V: maps of their own, which read the same input."""
-_HOOKS = (
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook",
-)  # fmt: skip
+
+_Found = tuple[Place, Twin, str | None]
+"""A module that has a twin, its twin, and why it is left as it is; None if it is to be replaced."""
 
 
 def convert_(
@@ -34,6 +34,7 @@ def convert_(
     *,
     skip: str | Sequence[str] = (),
     head: bool = False,
+    feed_forward: bool = False,
     weights: str = "new",
     fit_steps: int = 100,
     progress: bool = False,
@@ -56,6 +57,9 @@ def convert_(
         skip: names of modules to leave alone, with all that is in them; `*` stands for anything, as in
             `"*.mlp.*"`.
         head: whether to replace the output head too.
+        feed_forward: whether to replace feed-forward blocks as wholes, by `SPMFeedForward`, if all their layers are to
+            be replaced. A block is recognised by what it computes, whatever its class. It computes what its layers
+            would, and keeps nothing but its input for backward; its class and the names of its parameters change.
         weights: `"new"`, to be trained; `"fit"` for layers that come close to the old matrices, as `pairmix.fit` does.
             Look at their errors: most matrices have no SPM near them.
         fit_steps: the steps of refinement for every matrix that is fitted.
@@ -85,7 +89,8 @@ def convert_(
         raise ValueError(f"the model is itself a {_kind(model)}, and cannot be replaced in place; put it into another")
     patterns = [skip] if isinstance(skip, str) else list(skip)
     result, made, planned = Conversion(), dict[nn.Module, nn.Module](), list[tuple[Place, nn.Module]]()
-    for place, twin, why in _found(model, filter_fn, patterns, head, weights):
+    found = list(_found(model, filter_fn, patterns, head, weights))
+    for place, twin, why in _with_whole_blocks(model, found) if feed_forward else found:
         module = place.found
         if why is not None:
             result.left.append(Left(place.name, _kind(module), why))
@@ -113,10 +118,10 @@ def restore_(model: nn.Module) -> Conversion:
         >>> type(model[0]), torch.allclose(model(x), y, atol=1e-5)
         (<class 'torch.nn.modules.linear.Linear'>, True)
     """
-    if twins.of_spm(model) is not None:
+    if _twin_of_spm(model) is not None:
         raise ValueError(f"the model is itself a {_kind(model)}, and cannot be replaced in place; put it into another")
     result, made = Conversion(), dict[nn.Module, nn.Module]()
-    for place, twin in _with_twin(model, twins.of_spm):
+    for place, twin in _with_twin(model, _twin_of_spm):
         module = place.found
         why = twin.why_not_back(module)
         if why is not None:
@@ -136,7 +141,7 @@ def _found(
     patterns: list[str],
     head: bool,
     weights: str,
-) -> Iterator[tuple[Place, Twin, str | None]]:
+) -> Iterator[_Found]:
     """The modules that have a twin, and why they are left as they are; None if they are to be replaced."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in patterns:
@@ -157,6 +162,25 @@ def _found(
         yield place, twin, why
 
 
+def _with_whole_blocks(model: nn.Module, found: list[_Found]) -> list[_Found]:
+    """The same, with a feed-forward block in the place of its layers if they are all to be replaced."""
+    parents = {(place.found, place.parent) for place, _, _ in found}
+    count = Counter(layer for layer, _ in parents)
+    left = {place.parent for place, _, why in found if why is not None}
+    left |= {parent for layer, parent in parents if count[layer] > 1}  # two blocks have the layer in common
+    candidates = {parent for _, parent in parents} - left
+    blocks = {module: twin for module in candidates if (twin := twin_of_dense_block(module)) is not None}
+    wholes = {place.name: place for place in outermost(model, lambda place: place.found in blocks)}
+    result = dict[str, _Found]()
+    for one in found:
+        name = one[0].name.rpartition(".")[0]
+        if name in wholes:
+            result[name] = wholes[name], blocks[wholes[name].found], None
+        else:
+            result[one[0].name] = one
+    return list(result.values())
+
+
 def _why_not(module: nn.Module, twin: Twin, owners: Counter[nn.Parameter | None], weights: str) -> str | None:
     """Why a module cannot be replaced."""
     parameters = list(module.parameters())
@@ -169,6 +193,10 @@ def _why_not(module: nn.Module, twin: Twin, owners: Counter[nn.Parameter | None]
     if weights == "new" and not any(parameter.requires_grad for parameter in parameters):
         return "frozen"
     return twin.why_not(module)
+
+
+def _twin_of_spm(module: nn.Module) -> Twin | None:
+    return twin_of_spm_block(module) or twins.of_spm(module)
 
 
 def _with_twin(model: nn.Module, twin_of: Callable[[nn.Module], Twin | None]) -> Iterator[tuple[Place, Twin]]:
@@ -208,7 +236,7 @@ def _converted(
         options = {**options, "maps": _number_of_maps(module, name)}
     spm = twin.to_spm(module, **options)
     spm.train(module.training)
-    for kept in _HOOKS:
+    for kept in twins.HOOKS:
         setattr(spm, kept, getattr(module, kept))
     maps, squares, sizes = list(twin.maps(module, spm)), 0.0, 0.0
     for layer, matrix, biases in maps:
@@ -253,7 +281,7 @@ def _copy_bias_(layer: SPMLinear, biases: Sequence[Tensor]) -> None:
 def _restored(twin: Twin, module: nn.Module) -> nn.Module:
     dense = twin.to_dense(module)
     dense.train(module.training)
-    for kept in _HOOKS:
+    for kept in twins.HOOKS:
         setattr(dense, kept, getattr(module, kept))
     for layer, matrix, biases in twin.maps(dense, module):
         if not matrix.is_meta:

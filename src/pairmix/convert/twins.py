@@ -19,6 +19,12 @@ from pairmix.nn import (
     SPMTransformerEncoderLayer,
 )
 
+HOOKS = (
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook",
+)  # fmt: skip
+"""Where a module has its hooks."""
+
 
 class Map(NamedTuple):
     """A linear map of a module in both forms.

@@ -88,7 +88,8 @@ inline Vector<float> erf(Vector<float> x) {
   Vector<float> series = kSeries[0] - Vector<float>{};
 #pragma GCC unroll 16
   for (int term = 1; term < 16; ++term) series = series * s + kSeries[term];
-  return x * series;
+  const Vector<float> one = 1.0f - Vector<float>{};
+  return x >= kMost ? one : x <= -kMost ? -one : x * series;  // or what is below a gelu would stay, times a large number
 }
 // One number after the other: double precision is for tests.
 inline Vector<double> erf(Vector<double> x) {

@@ -15,14 +15,16 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "kernel.h"
 #include "scratch.h"
-#include "stages.h"
 #include "sincos.h"
+#include "stages.h"
+#include "team.h"
 
 namespace pairmix {
 namespace {
@@ -105,9 +107,11 @@ class Coeffs {
   // finite that a diagonal is still to be multiplied with: it might have kept them so.
   bool collect(const std::vector<T*>& sums, const Parameters& gradients, int32_t threads) const {
     const bool large = plan_.stages() * stage_size() > 8192;
-    bool is_finite = true;
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(&& : is_finite) if (large)
-    for (int32_t l = 0; l < plan_.stages(); ++l) is_finite = collect_stage(l, sums, gradients) && is_finite;
+    std::atomic<bool> is_finite = true;
+    in_shares(large ? threads : 1, [&](const Share& mine) {
+      for (auto l = mine.begin(plan_.stages()); l < mine.end(plan_.stages()); ++l)
+        if (!collect_stage(static_cast<int32_t>(l), sums, gradients)) is_finite = false;
+    });
     return is_finite;
   }
 

@@ -4,8 +4,6 @@
 // again, and keeps nothing of a tile when the next one begins.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -15,6 +13,7 @@
 #include "kernel.h"
 #include "run.h"
 #include "scratch.h"
+#include "team.h"
 
 namespace pairmix {
 namespace {
@@ -45,21 +44,14 @@ class FeedForwardRun {
   bool is_exact() const { return up_[0]->is_exact() && (!gated_ || up_[1]->is_exact()) && down_->is_exact(); }
 
   void forward() {
-#pragma omp parallel num_threads(down_->threads())
     each_tile([this](Work& work) { tile_forward(work); });
   }
 
   // Returns what `Run::collect` does, of all maps.
   bool backward() {
-    size_t team = 0;
-#pragma omp parallel num_threads(down_->threads())
-    {
-#pragma omp master
-      team = omp_get_num_threads();
-      each_tile([this](Work& work) { tile_backward(work); });
-    }
-    bool all = down_->collect(team);
-    for (int32_t k = 0; k < it_.ups; ++k) all = up_[k]->collect(team) && all;
+    each_tile([this](Work& work) { tile_backward(work); });
+    bool all = down_->collect();
+    for (int32_t k = 0; k < it_.ups; ++k) all = up_[k]->collect() && all;
     return all;
   }
 
@@ -67,7 +59,7 @@ class FeedForwardRun {
   struct Tiles {
     Tile<T> hidden[2];  // what the wide maps give, without bias
   };
-  // What a thread has.
+  // What a share of the tiles is computed with.
   struct Work {
     Tiles& tiles;
     Workspace<T>* up[2];
@@ -76,17 +68,18 @@ class FeedForwardRun {
 
   template <class F>
   void each_tile(F f) {
-    const Share mine{omp_get_thread_num(), omp_get_num_threads()};
-    const auto me = static_cast<int32_t>(mine.member);
-    Work work{tiles_[me], {&up_[0]->workspace(me), gated_ ? &up_[1]->workspace(me) : nullptr}, down_->workspace(me)};
-    for (int32_t k = 0; k < it_.ups; ++k) up_[k]->clear_sums(*work.up[k]);
-    down_->clear_sums(work.down);
     const int64_t rows = down_->rows_per_tile(), count = (it_.down.rows + rows - 1) / rows;
-    for (int64_t tile = mine.begin(count); tile < mine.end(count); ++tile) {
-      for (int32_t k = 0; k < it_.ups; ++k) up_[k]->begin_at(tile * rows, *work.up[k]);
-      down_->begin_at(tile * rows, work.down);
-      f(work);
-    }
+    in_shares(down_->threads(), [&](const Share& mine) {
+      const auto me = static_cast<int32_t>(mine.member);
+      Work work{tiles_[me], {&up_[0]->workspace(me), gated_ ? &up_[1]->workspace(me) : nullptr}, down_->workspace(me)};
+      for (int32_t k = 0; k < it_.ups; ++k) up_[k]->clear_sums(*work.up[k]);
+      down_->clear_sums(work.down);
+      for (int64_t tile = mine.begin(count); tile < mine.end(count); ++tile) {
+        for (int32_t k = 0; k < it_.ups; ++k) up_[k]->begin_at(tile * rows, *work.up[k]);
+        down_->begin_at(tile * rows, work.down);
+        f(work);
+      }
+    });
   }
 
   void tile_forward(Work& work) const {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "feed_forward.h"
+#include "few_rows.h"
 #include "half_precision.h"
 #include "multiply_add_bound.h"
 #include "recurrence.h"
@@ -31,6 +32,7 @@ Left run_with_lanes(const Call& call, bool backward, int32_t lanes) {
 
 template <class S, class T>
 void run(const Call& call, bool backward) {
+  if (!backward && few_rows_forward<S, T>(call)) return;
   const int32_t lanes = call.plan->lanes(Simd<T>::width);
   const Left left = run_with_lanes<S, T>(call, backward, lanes);
   if (left == Left::nothing) return;

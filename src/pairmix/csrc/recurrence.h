@@ -6,8 +6,6 @@
 // once, outside.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -18,6 +16,7 @@
 #include "run.h"
 #include "scratch.h"
 #include "simd.h"
+#include "team.h"
 
 namespace pairmix {
 namespace {
@@ -83,22 +82,20 @@ class RecurrentRun {
   }
 
   void forward() {
-#pragma omp parallel num_threads(maps_[0]->threads())
-    {
-      const Sequences mine = my_sequences();
+    in_shares(maps_[0]->threads(), [this](const Share& share) {
+      const Sequences mine = sequences_of(share);
       for (size_t t = 0; t < start_.size(); ++t) step_forward(rows_of(t, mine));
-    }
+    });
   }
 
   void backward() {
-#pragma omp parallel num_threads(maps_[0]->threads())
-    {
-      const Sequences mine = my_sequences();
+    in_shares(maps_[0]->threads(), [this](const Share& share) {
+      const Sequences mine = sequences_of(share);
       T* of_states[] = {static_cast<T*>(it_.grad_h0), static_cast<T*>(it_.grad_c0)};
       for (T* grad : of_states)
         if (grad) std::fill(grad + mine.begin * n_, grad + mine.end * n_, T(0));
       for (size_t t = start_.size(); t-- > 0;) step_backward(rows_of(t, mine));
-    }
+    });
   }
 
  private:
@@ -117,9 +114,8 @@ class RecurrentRun {
     T* scratch;                // [count, n]: r * h of a GRU, or its gradient
   };
 
-  Sequences my_sequences() const {
+  Sequences sequences_of(const Share& share) const {
     constexpr int64_t together = Simd<T>::width / kLanes;  // sequences that share a vector stay together
-    const Share share{omp_get_thread_num(), omp_get_num_threads()};
     const int64_t blocks = (batch_ + together - 1) / together;
     return {static_cast<int32_t>(share.member), share.begin(blocks) * together,
             std::min(batch_, share.end(blocks) * together)};

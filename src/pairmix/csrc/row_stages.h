@@ -10,8 +10,8 @@
 
 #include "half_precision.h"
 #include "kernel.h"
-#include "scratch.h"
 #include "stages.h"
+#include "team.h"
 #include "tiles.h"
 
 namespace pairmix {

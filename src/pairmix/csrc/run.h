@@ -1,8 +1,6 @@
 // One call: all stages, forward or backward, on tiles of rows.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -15,29 +13,12 @@
 #include "kernel.h"
 #include "scratch.h"
 #include "stages.h"
+#include "team.h"
 #include "tiles.h"
+#include "tiling.h"
 
 namespace pairmix {
 namespace {
-
-// What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
-// inputs of the component's stages. Half or twice as much changes little.
-constexpr int64_t kTileBytes = 256 << 10;
-constexpr int64_t kForwardComponentBytes = 16 << 10;
-constexpr int64_t kBackwardComponentBytes = 40 << 10;
-constexpr int64_t kKeptBytes = 256 << 10;
-
-constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
-
-// Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
-// fewer groups: components then take the L2 cache.
-constexpr int64_t kManyBytes = 6 << 20;
-constexpr int32_t kDepthOfMany = 32;
-
-// Threads take rows of their own, unless there are more coefficients than this: then each takes its part of the width, of
-// all rows. Coefficients and the sums of their gradients so stay in the L3 cache, and a single row has work for all threads.
-constexpr int64_t kSharedBytes = 2 << 20;
-constexpr int64_t kSharedBytesOfFewRows = 512 << 10;
 
 template <class S>
 inline Rows from_row(Rows rows, int64_t start) {
@@ -63,6 +44,8 @@ struct Workspace {
 // A call, with everything about it that does not depend on the rows.
 template <class S, class T, int kLanes>
 class Run {
+  using Sizes = Tiling<T, kLanes>;
+
  public:
   // With a `depth`, tiles have so many vectors, and are handed from one run to the next: each thread has tiles of its own,
   // and no stage is computed before or after them.
@@ -70,9 +53,9 @@ class Run {
       : call_(call),
         plan_(*call.plan),
         fuses_rows_(!depth && RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
-        shares_(!depth && shares(call)),
-        depth_(depth ? depth : choose_depth(call, shares_)),
-        layout_(plan_.layout(Simd<T>::width, budget(backward))),
+        shares_(!depth && Sizes::threads_share_tiles(call)),
+        depth_(depth ? depth : Sizes::depth(call, shares_)),
+        layout_(plan_.layout(Simd<T>::width, Sizes::budget(call, backward, depth_, fuses_rows_))),
         mover_(plan_.n(), layout_.units * kLanes),
         coeffs_(call, layout_),
         backward_(backward) {
@@ -92,7 +75,7 @@ class Run {
   }
 
   // What to give as `depth` to all runs of a chain, of which this is the widest.
-  static int32_t depth_in_chain(const Call& call) { return choose_depth(call, false); }
+  static int32_t depth_in_chain(const Call& call) { return Sizes::depth(call, false); }
 
   int32_t threads() const { return threads_; }
 
@@ -100,27 +83,19 @@ class Run {
   bool is_exact() const { return coeffs_.is_exact(); }
 
   void forward() {
-#pragma omp parallel num_threads(threads_)
     each_tile([this](Workspace<T>& work) { tile_forward(work); });
   }
 
   // Returns what `collect` does.
   bool backward() {
-    size_t team = 0;  // OpenMP may give fewer threads than it was asked for
-#pragma omp parallel num_threads(threads_)
-    {
-#pragma omp master
-      team = omp_get_num_threads();
-      each_tile([this](Workspace<T>& work) { tile_backward(work); });
-    }
-    return collect(team);
+    each_tile([this](Workspace<T>& work) { tile_backward(work); });
+    return collect();
   }
 
-  // The gradients of the parameters, from the sums of so many threads. They are added up in the order of the threads, so that
-  // the result is the same on every run. Returns whether they are what they should be; those of x and of the bias always are.
-  bool collect(size_t team) {
+  // The gradients of the parameters, from the sums of all shares. They are added up in the order of the shares, so that the
+  // result is the same on every run. Returns whether they are what they should be; those of x and of the bias always are.
+  bool collect() {
     T* bias_gradient = static_cast<T*>(call_.gradients.bias);
-    workspaces_.resize(team);
     if (bias_gradient)
       for (int32_t o = 0; o < call_.out_features; ++o) {
         bias_gradient[o] = 0;
@@ -223,22 +198,32 @@ class Run {
   }
 
  private:
-  // What a thread does: its share of the tiles, or of every tile.
+  // Threads take shares of the tiles, or all of them a share of every tile.
   template <class F>
   void each_tile(F f) {
-    const Share mine{omp_get_thread_num(), omp_get_num_threads()}, everything{};
-    const Share tiles = shares_ ? everything : mine;
-    Workspace<T>& work = workspaces_[mine.member];
-    work.share = shares_ ? mine : everything;
-    clear_sums(work);
-    wait_for_others(work);
-    for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
-      begin_at(t * rows_per_tile_, work);
-      f(work);
+    const auto walk = [&](Workspace<T>& work, const Share& tiles) {
+      clear_sums(work);
       wait_for_others(work);
+      for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
+        begin_at(t * rows_per_tile_, work);
+        f(work);
+        wait_for_others(work);
+      }
+    };
+    if (!shares_) return in_shares(threads_, [&](const Share& mine) { walk(workspaces_[mine.member], mine); });
+    size_t team = 0;  // OpenMP may give fewer threads than it was asked for
+#pragma omp parallel num_threads(threads_)
+    {
+      const Share mine{omp_get_thread_num(), omp_get_num_threads()};
+      if (mine.member == 0) team = mine.team;
+      Workspace<T>& work = workspaces_[mine.member];
+      work.share = mine;
+      walk(work, Share{});
     }
+    workspaces_.resize(team);
   }
 
+  // If they work on the same tile.
   static void wait_for_others(const Workspace<T>& work) {
     if (work.share.team > 1) {
 #pragma omp barrier
@@ -250,37 +235,6 @@ class Run {
     const int64_t count = group.components.size();
     for (int64_t k = work.share.begin(count); k < work.share.end(count); ++k) f(group.components[k]);
     wait_for_others(work);
-  }
-
-  static int64_t coeff_bytes(const Call& call) {
-    return int64_t{call.plan->stages()} * 2 * call.plan->even() * int64_t{sizeof(T)};
-  }
-
-  static bool shares(const Call& call) {
-    const int64_t most = call.rows < kRowsWorthPacking ? kSharedBytesOfFewRows : kSharedBytes;
-    return kLanes > 1 && call.threads > 1 && call.steps == 1 && coeff_bytes(call) > most;
-  }
-
-  // Backward, if there is not much, the inputs of all stages are kept at once: in the L2 cache, but without computing
-  // anything twice.
-  Budget budget(bool backward) const {
-    const int64_t unit_bytes = depth_ * kVectorBytes;
-    const int32_t first_stage = fuses_rows_ ? kRunStages<kLanes> : 0;
-    const int64_t usual = backward ? kBackwardComponentBytes : kForwardComponentBytes;
-    const int64_t component = coeff_bytes(call_) > kManyBytes ? kTileBytes : usual;
-    return {component / unit_bytes, backward ? kKeptBytes / unit_bytes : 0, backward, first_stage};
-  }
-
-  static int32_t choose_depth(const Call& call, bool shares) {
-    constexpr int64_t together = Simd<T>::width / kLanes;
-    const int64_t among = shares ? together : call.threads * together;
-    const int64_t per_thread = (call.rows + among - 1) / among;
-    const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), kShallowest, kDeepest);
-    const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
-    int32_t depth = 1;  // powers of two only: every depth has a layout of its own
-    while (2 * depth <= deepest && depth < per_thread) depth *= 2;
-    return depth;
   }
 
   void begin(const Rows& x, const Rows& y, const Rows& grad, const Rows& grad_x, int64_t count, Workspace<T>& work) const {

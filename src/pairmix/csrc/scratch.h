@@ -1,4 +1,4 @@
-// What a call's threads are given: memory for its time, and their share of the work.
+// Memory for the time of a call.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,6 @@
 
 namespace pairmix {
 namespace {
-
-// The part of some work that a member of a team does.
-struct Share {
-  int64_t member = 0, team = 1;
-
-  int64_t begin(int64_t count) const { return count * member / team; }
-  int64_t end(int64_t count) const { return count * (member + 1) / team; }
-};
 
 // Hands out parts of a block of memory; without one it only counts.
 class Parts {

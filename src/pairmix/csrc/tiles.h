@@ -10,8 +10,8 @@
 
 #include "half_precision.h"
 #include "kernel.h"
-#include "scratch.h"
 #include "simd.h"
+#include "team.h"
 
 namespace pairmix {
 namespace {

@@ -57,9 +57,9 @@ class Split(NamedTuple):
 
 
 def split(order: Tensor, in_features: int) -> Split | None:
-    """The division for a schedule; None if it is no butterfly that repeats its input."""
+    """The division for a schedule; None if it is no butterfly of an even width that repeats its input."""
     stages, n = order.shape
-    if n % in_features or n == in_features:
+    if n % 2 or n % in_features or n == in_features:
         return None
     coordinates, size, alone = torch.arange(n), 1, 0
     while (

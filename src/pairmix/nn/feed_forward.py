@@ -30,6 +30,7 @@ class SPMFeedForward(nn.Module):
         bias: whether the maps add learned biases.
         gated: whether there is a second wide map, with which the activation of the first is multiplied, as in Llama.
         dropout: the probability of dropout before the second map.
+        output_dropout: the probability of dropout after it.
         device: where the parameters live.
         dtype: their dtype.
         gain: what the output starts multiplied by; 0.5 suits a block whose output is added to what it reads.
@@ -57,6 +58,7 @@ class SPMFeedForward(nn.Module):
         *,
         gated: bool = False,
         dropout: float = 0.0,
+        output_dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         gain: float = 1.0,
@@ -67,28 +69,33 @@ class SPMFeedForward(nn.Module):
             raise ValueError(f"activation must be one of {list(functional.ACTIVATIONS)}, got {activation!r}")
         common: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype, **options}
         self.activation = activation
+        self.gated = gated
         self.up = SPMLinear(features, hidden, maps=2 if gated else None, **common)
         self.dropout = nn.Dropout(dropout)
         self.down = SPMLinear(hidden, features, gain=gain, **common)
+        self.output_dropout = nn.Dropout(output_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, fx.Proxy):  # a node of its own in the graph, as the layers of torch are
             tracer: Any = x.tracer
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (x,), {})
-        return feed_forward(x, self.up, self.activation, self.dropout, self.down)
+        y: Tensor = self.output_dropout(feed_forward(x, self.up, self.activation, self.dropout, self.down, self.gated))
+        return y
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}"
 
 
-def feed_forward(x: Tensor, up: nn.Module, activation: str, dropout: nn.Module, down: nn.Module) -> Tensor:
+def feed_forward(
+    x: Tensor, up: nn.Module, activation: str, dropout: nn.Module, down: nn.Module, gated: bool = False
+) -> Tensor:
     """`down(dropout(activation(up x)))`, in one call if it can be."""
     drops = dropout.training and getattr(dropout, "p", 0.0) > 0
     is_special = x.is_nested or distributed.is_distributed(x)
     if not drops and not is_special and _is_plain(up) and _is_plain(down):
         wide = {**up.operator(), "maps": up.maps, "out_features": up.out_features}
         return functional.feed_forward(x, wide, down.operator(), activation, out_features=down.out_features)
-    y: Tensor = down(dropout(functional.activated(up(x), activation, getattr(up, "maps", None))))
+    y: Tensor = down(dropout(functional.activated(up(x), activation, 2 if gated else None)))
     return y
 
 

@@ -1,6 +1,7 @@
-"""How fast are recurrent networks and attention with SPM maps?
+"""How fast are recurrent networks, attention and feed-forward blocks with SPM maps?
 
-Each takes turns with torch's own module, on the same input: forward and backward, and forward alone.
+Each takes turns with torch's own module, on the same input: forward and backward, and forward alone. A feed-forward
+block in one call also takes turns with its three modules.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ class Case:
 
     @property
     def builds(self) -> dict[str, Callable[[], nn.Module]]:
-        """torch's module, and ours, by their names."""
-        theirs, ours = _MODULES[self.kind]
-        return {cls.__name__: partial(_Output, cls, self) for cls in (theirs, ours)}
+        """torch's module, and then ours, by their names."""
+        return {name: partial(_Output, make, self) for name, make in _MODULES[self.kind].items()}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -44,12 +44,29 @@ class Case:
         return (self.steps, self.batch, self.size)
 
 
-_MODULES: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
-    "RNN": (nn.RNN, spm.SPMRNN),
-    "GRU": (nn.GRU, spm.SPMGRU),
-    "LSTM": (nn.LSTM, spm.SPMLSTM),
-    "attention": (nn.MultiheadAttention, spm.SPMMultiheadAttention),
-    "encoder layer": (nn.TransformerEncoderLayer, spm.SPMTransformerEncoderLayer),
+def _three_modules(linear: Callable[[int, int], nn.Module], features: int, hidden: int) -> nn.Module:
+    """A feed-forward block, one module after the other."""
+    return nn.Sequential(linear(features, hidden), nn.GELU(), linear(hidden, features))
+
+
+_Make = Callable[..., nn.Module]
+_MODULES: dict[str, dict[str, _Make]] = {
+    "RNN": {"RNN": nn.RNN, "SPMRNN": spm.SPMRNN},
+    "GRU": {"GRU": nn.GRU, "SPMGRU": spm.SPMGRU},
+    "LSTM": {"LSTM": nn.LSTM, "SPMLSTM": spm.SPMLSTM},
+    "attention": {
+        "MultiheadAttention": nn.MultiheadAttention,
+        "SPMMultiheadAttention": spm.SPMMultiheadAttention,
+    },
+    "encoder layer": {
+        "TransformerEncoderLayer": nn.TransformerEncoderLayer,
+        "SPMTransformerEncoderLayer": spm.SPMTransformerEncoderLayer,
+    },
+    "feed-forward": {
+        "Linear, GELU, Linear": partial(_three_modules, nn.Linear),
+        "SPMLinear, GELU, SPMLinear": partial(_three_modules, spm.SPMLinear),
+        "SPMFeedForward": spm.SPMFeedForward,
+    },
 }
 _HEAD = 64  # the size of a head of attention, if it divides the module's
 
@@ -57,16 +74,18 @@ _HEAD = 64  # the size of a head of attention, if it divides the module's
 class _Output(nn.Module):
     """A module as a layer: of what it returns, only the output. Attention is self-attention, and nothing is dropped."""
 
-    def __init__(self, cls: Callable[..., nn.Module], case: Case) -> None:
+    def __init__(self, make: _Make, case: Case) -> None:
         super().__init__()
         size, heads = case.size, max(1, case.size // _HEAD)
         self.is_attention = case.kind == "attention"
         if self.is_attention:
-            self.module = cls(size, heads)
+            self.module = make(size, heads)
         elif case.kind == "encoder layer":
-            self.module = cls(size, heads, dim_feedforward=4 * size, dropout=0.0)
+            self.module = make(size, heads, dim_feedforward=4 * size, dropout=0.0)
+        elif case.kind == "feed-forward":
+            self.module = make(size, 4 * size)
         else:
-            self.module = cls(size, size)
+            self.module = make(size, size)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.module(x, x, x, need_weights=False) if self.is_attention else self.module(x)
@@ -84,13 +103,14 @@ class Config:
         Case("LSTM", 1024, 64, 32),
         *(Case("attention", size, 128, batch) for size, batch in ((256, 8), (1024, 8), (4096, 2))),
         Case("encoder layer", 1024, 128, 8),
+        *(Case("feed-forward", size, 128, 8) for size in (256, 1024)),
     )
     seconds: float = 10.0
     threads: tuple[int, ...] = field(default_factory=current_threads)
 
 
 def run(config: Config) -> Iterator[dict[str, Any]]:
-    """Compare every case; a row for each of its two modules."""
+    """Compare every case; a row for each of its modules."""
     for setting in settings(config.threads):
         for case in config.cases:
             yield from _compare(case, config.seconds, setting)
@@ -128,7 +148,7 @@ _COLUMNS: tables.Columns = [
 
 
 def table(rows: tables.Rows) -> tables.Table:
-    """The time of recurrent networks and of attention, and its ratio to that of torch's own module."""
+    """The time of every module, and its ratio to that of torch's own."""
     return tables.table(
         rows,
         [
@@ -142,7 +162,7 @@ def table(rows: tables.Rows) -> tables.Table:
 
 
 def memory_table(rows: tables.Rows) -> tables.Table:
-    """What recurrent networks and attention need memory for."""
+    """What the modules need memory for."""
     return tables.table(
         rows,
         [
@@ -189,4 +209,6 @@ TABLES = {
     "modules-recurrent-memory": of_kinds(memory_table, *_RECURRENT),
     "modules-attention": of_kinds(table, *_ATTENTION),
     "modules-attention-memory": of_kinds(memory_table, *_ATTENTION),
+    "modules-feed-forward": of_kinds(table, "feed-forward"),
+    "modules-feed-forward-memory": of_kinds(memory_table, "feed-forward"),
 }

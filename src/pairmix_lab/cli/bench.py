@@ -74,6 +74,9 @@ def bench_operator_command(
     grid: Annotated[
         bool, typer.Option("--grid", help="Over widths, batches and schedules: where does SPM win?")
     ] = False,
+    conditions: Annotated[
+        bool, typer.Option("--conditions", help="Between other layers, beside other programs: how long does it take?")
+    ] = False,
     latency: Annotated[bool, typer.Option("--latency", help="One vector: how long does it take?")] = False,
     scaling: Annotated[bool, typer.Option("--scaling", help="SPM up to a width of 65,536: how does it grow?")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="What do other kinds of SPM layer cost?")] = False,
@@ -83,7 +86,7 @@ def bench_operator_command(
     threads: Threads = None,
 ) -> None:
     """How fast is the operator? Against nn.Linear, other structured layers and the machine (about ten minutes)."""
-    flags = {"grid": grid, "latency": latency, "scaling": scaling, "variants": variants}
+    flags = {"grid": grid, "conditions": conditions, "latency": latency, "scaling": scaling, "variants": variants}
     modes = [mode for mode, is_set in flags.items() if is_set]
     if len(modes) > 1:
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
@@ -168,7 +171,7 @@ def bench_modules_command(
     seconds: Annotated[float, typer.Option(help="How long to measure each module.")] = bench_modules.Config.seconds,
     threads: Threads = None,
 ) -> None:
-    """How fast are recurrent networks and attention, beside torch's own? (about three minutes)"""
+    """How fast are recurrent networks, attention and feed-forward blocks, beside torch's? (about four minutes)"""
     _check_seconds(seconds)
     kinds = list(dict.fromkeys(case.kind for case in bench_modules.Config.cases))
     if kind not in (None, *kinds):

@@ -7,13 +7,14 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.bench import operator_grid, operator_latency, operator_scaling, operator_variants
+from pairmix_lab.bench import operator_conditions, operator_grid, operator_latency, operator_scaling, operator_variants
 from pairmix_lab.bench.benchmarks import BENCHMARKS
 
 MODULES = {
     "init": cli.bench.bench_init,
     "kernels": cli.bench.bench_kernels,
     "operator": cli.bench.bench_operator,
+    "operator --conditions": operator_conditions,
     "operator --grid": operator_grid,
     "operator --latency": operator_latency,
     "operator --scaling": operator_scaling,

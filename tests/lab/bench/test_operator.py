@@ -13,6 +13,7 @@ from pairmix_lab.bench import (
     bounds,
     memory,
     operator,
+    operator_conditions,
     operator_grid,
     operator_latency,
     operator_scaling,
@@ -230,6 +231,20 @@ class TestRows:
         check_measured(rows[-1]["train"], "speedup")
         impatient = operator_grid.Config(widths=(8,), batches=(1, 4), too_long=1e-12, **TINY)
         assert {row["batch"] for row in operator_grid.run(impatient)} == {1}
+
+    def test_conditions(self, monkeypatch):
+        monkeypatch.setattr(operator_conditions, "ROUNDS", 1)
+        rows = list(operator_conditions.run(operator_conditions.Config(widths=(8,), batch=4, **TINY)))
+        assert [row["layer"] for row in rows] == [DENSE.key, SPM.key]
+        assert rows[0]["alone"]["times_alone"] == 1
+        for condition in operator_conditions.CONDITIONS:
+            assert rows[1][condition]["samples"] == 2
+            assert rows[1][condition]["times_alone"] == rows[1][condition]["mean_ms"] / rows[1]["alone"]["mean_ms"]
+
+    def test_a_busy_program_runs_until_the_end(self):
+        with operator_conditions.busy_program() as program:
+            assert program.poll() is None
+        assert program.poll() is not None
 
     def test_latency(self):
         rows = list(operator_latency.run(operator_latency.Config(widths=(8,), **TINY)))

@@ -1,0 +1,80 @@
+// The threads of a call: who does which share of the work.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace pairmix {
+namespace {
+
+// The part of some work that a member of a team does.
+struct Share {
+  int64_t member = 0, team = 1;
+
+  int64_t begin(int64_t count) const { return count * member / team; }
+  int64_t end(int64_t count) const { return count * (member + 1) / team; }
+};
+
+// Whether the other threads come when they are called. On a busy machine one may wait for its core as long as many calls
+// take, and all wait for it: then the caller is faster alone, and calls them again after a while. The longer, the more often
+// they were late.
+class Attendance {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using Duration = std::chrono::steady_clock::duration;
+
+  static Time now() { return std::chrono::steady_clock::now(); }
+
+  bool is_poor() const { return now().time_since_epoch().count() < alone_until_.load(std::memory_order_relaxed); }
+
+  // After a call for which the caller worked, and then waited for the others.
+  void note(Duration worked, Duration waited) {
+    const int64_t before = pause_.load(std::memory_order_relaxed);
+    const bool late = waited > worked + std::chrono::microseconds(500);
+    const int64_t pause = late ? std::min(2 * before, kLongest) : std::max(before - before / 32, kShortest);
+    pause_.store(pause, std::memory_order_relaxed);
+    if (late) alone_until_.store((now().time_since_epoch()).count() + pause, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int64_t kShortest = Duration(std::chrono::milliseconds(10)).count();
+  static constexpr int64_t kLongest = Duration(std::chrono::milliseconds(500)).count();
+  std::atomic<int64_t> pause_{kShortest}, alone_until_{0};
+};
+
+inline Attendance& attendance() {
+  static Attendance of_this_process;
+  return of_this_process;
+}
+
+// Calls f for every share of some work. Each thread begins with its own, and then takes what nobody has begun. What a share
+// consists of is always the same, whoever does it.
+template <class F>
+void in_shares(int32_t shares, F f) {
+  if (shares == 1) return f(Share{});
+  if (attendance().is_poor()) {
+    for (int32_t member = 0; member < shares; ++member) f(Share{member, shares});
+    return;
+  }
+  std::vector<std::atomic<bool>> begun(shares);
+  const auto start = Attendance::now();
+  auto end_of_work = start;
+#pragma omp parallel num_threads(shares)
+  {
+    const int32_t me = omp_get_thread_num();
+    for (int32_t k = 0; k < shares; ++k) {
+      const int32_t member = (me + k) % shares;
+      if (!begun[member].exchange(true)) f(Share{member, shares});
+    }
+    if (me == 0) end_of_work = Attendance::now();
+  }
+  attendance().note(end_of_work - start, Attendance::now() - end_of_work);
+}
+
+}  // namespace
+}  // namespace pairmix

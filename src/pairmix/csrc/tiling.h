@@ -1,0 +1,72 @@
+// How large tiles are, and the parts of them that stages are computed on: chosen for the caches.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "coeffs.h"
+#include "kernel.h"
+#include "row_stages.h"
+#include "simd.h"
+
+namespace pairmix {
+namespace {
+
+// What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
+// inputs of the component's stages. Half or twice as much changes little.
+constexpr int64_t kTileBytes = 256 << 10;
+constexpr int64_t kForwardComponentBytes = 16 << 10;
+constexpr int64_t kBackwardComponentBytes = 40 << 10;
+constexpr int64_t kKeptBytes = 256 << 10;
+
+constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
+
+// Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
+// fewer groups: components then take the L2 cache.
+constexpr int64_t kManyBytes = 6 << 20;
+constexpr int32_t kDepthOfMany = 32;
+
+// Threads take rows of their own, unless there are more coefficients than this: then each takes its part of the width, of
+// all rows. Coefficients and the sums of their gradients so stay in the L3 cache, and a single row has work for all threads.
+constexpr int64_t kSharedBytes = 2 << 20;
+constexpr int64_t kSharedBytesOfFewRows = 512 << 10;
+
+template <class T, int kLanes>
+struct Tiling {
+  // Whether all threads work on the same tile.
+  static bool threads_share_tiles(const Call& call) {
+    const int64_t most = call.rows < kRowsWorthPacking ? kSharedBytesOfFewRows : kSharedBytes;
+    return kLanes > 1 && call.threads > 1 && call.steps == 1 && coeff_bytes(call) > most;
+  }
+
+  // How many vectors of a unit are below each other.
+  static int32_t depth(const Call& call, bool threads_share_tiles) {
+    constexpr int64_t together = Simd<T>::width / kLanes;
+    const int64_t among = threads_share_tiles ? together : call.threads * together;
+    const int64_t per_thread = (call.rows + among - 1) / among;
+    const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
+    const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), kShallowest, kDeepest);
+    const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
+    int32_t depth = 1;  // powers of two only: every depth has a layout of its own
+    while (2 * depth <= deepest && depth < per_thread) depth *= 2;
+    return depth;
+  }
+
+  // Backward, if there is not much, the inputs of all stages are kept at once: in the L2 cache, but without computing
+  // anything twice.
+  static Budget budget(const Call& call, bool backward, int32_t depth, bool fuses_rows) {
+    const int64_t unit_bytes = depth * kVectorBytes;
+    const int64_t usual = backward ? kBackwardComponentBytes : kForwardComponentBytes;
+    const int64_t component = coeff_bytes(call) > kManyBytes ? kTileBytes : usual;
+    const int32_t first_stage = fuses_rows ? kRunStages<kLanes> : 0;
+    return {component / unit_bytes, backward ? kKeptBytes / unit_bytes : 0, backward, first_stage};
+  }
+
+ private:
+  static int64_t coeff_bytes(const Call& call) {
+    return int64_t{call.plan->stages()} * 2 * call.plan->even() * int64_t{sizeof(T)};
+  }
+};
+
+}  // namespace
+}  // namespace pairmix
