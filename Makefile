@@ -95,7 +95,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
 	$(BIN)/pytest $(if $(DATA),--data=$(DATA))
 
-fuzz: $(INSTALLED) ## Compare 20,000 random layers with the definition; SEED= and COUNT= choose others
+fuzz: $(INSTALLED) ## Compare 20,000 random layers and feed-forward blocks with the definition; SEED= and COUNT= choose others
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
 
 fuzz-files: $(INSTALLED) ## Read 10,000 damaged checkpoints and report 1,000 malformed results
@@ -140,6 +140,7 @@ results: $(INSTALLED) ## Measure again what stands in results/, and put it into 
 	$(BIN)/pairmix bench kernels --out results
 	$(BIN)/pairmix bench operator --out results
 	$(BIN)/pairmix bench operator --grid --out results
+	$(BIN)/pairmix bench operator --conditions --out results
 	$(BIN)/pairmix bench operator --latency --out results
 	$(BIN)/pairmix bench operator --scaling --out results
 	$(BIN)/pairmix bench operator --variants --out results

@@ -54,7 +54,7 @@ class Run {
         plan_(*call.plan),
         fuses_rows_(!depth && RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
         shares_(!depth && Sizes::threads_share_tiles(call)),
-        depth_(depth ? depth : Sizes::depth(call, shares_)),
+        depth_(depth ? depth : Sizes::depth(call, backward, shares_)),
         layout_(plan_.layout(Simd<T>::width, Sizes::budget(call, backward, depth_, fuses_rows_))),
         mover_(plan_.n(), layout_.units * kLanes),
         coeffs_(call, layout_),
@@ -75,7 +75,7 @@ class Run {
   }
 
   // What to give as `depth` to all runs of a chain, of which this is the widest.
-  static int32_t depth_in_chain(const Call& call) { return Sizes::depth(call, false); }
+  static int32_t depth_in_chain(const Call& call, bool backward) { return Sizes::depth(call, backward, false); }
 
   int32_t threads() const { return threads_; }
 

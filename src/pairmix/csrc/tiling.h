@@ -20,6 +20,8 @@ constexpr int64_t kBackwardComponentBytes = 40 << 10;
 constexpr int64_t kKeptBytes = 256 << 10;
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
+// Of one coordinate each, which is what other pairings than butterflies have: backward goes through the whole tile at every stage.
+constexpr int32_t kShallowestOfOne = 2;
 
 // Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
 // fewer groups: components then take the L2 cache.
@@ -40,12 +42,13 @@ struct Tiling {
   }
 
   // How many vectors of a unit are below each other.
-  static int32_t depth(const Call& call, bool threads_share_tiles) {
+  static int32_t depth(const Call& call, bool backward, bool threads_share_tiles) {
     constexpr int64_t together = Simd<T>::width / kLanes;
     const int64_t among = threads_share_tiles ? together : call.threads * together;
     const int64_t per_thread = (call.rows + among - 1) / among;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), kShallowest, kDeepest);
+    const int32_t shallowest = backward && kLanes == 1 ? kShallowestOfOne : kShallowest;
+    const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), shallowest, kDeepest);
     const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (2 * depth <= deepest && depth < per_thread) depth *= 2;
