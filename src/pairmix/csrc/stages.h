@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "plan.h"
 #include "simd.h"
@@ -13,16 +14,17 @@ namespace {
 
 // How the pairs of a stage are computed. `general` pairs have coefficients a, b, c, d; `rotation` pairs cos, sin; pairs
 // `inside` a unit p and q, with which lane k becomes p[k] z[k] + q[k] z[k ^ stride]. Such stages in a row with the strides
-// 1, 2 and, if there are so many lanes, 4 are one `inside_run`, whose vectors stay in registers. A stage that `scales` has no
-// pairs: lane k becomes p[k] z[k].
+// 1, 2, 4, ... up to half the lanes are one `inside_run`, whose vectors stay in registers. A stage that `scales` has no pairs:
+// lane k becomes p[k] z[k].
 //
 // The coordinate that an odd width does not have is set to zero after every stage: it is multiplied by zeros, but zero times
 // infinity is no zero.
 enum class Kind { general, rotation, inside, inside_run, scale };
 
-// How many stages a run has; 0 if there are too few lanes for one.
+// How many stages a run has; 0 if there are too few lanes for one. With coefficients and sums of gradients a stage takes four
+// registers: 16 lanes come with 32 of them.
 template <int kLanes>
-constexpr int kRunStages = kLanes >= 8 ? 3 : kLanes == 4 ? 2 : 0;
+constexpr int kRunStages = kLanes >= 16 ? 4 : kLanes == 8 ? 3 : kLanes == 4 ? 2 : 0;
 
 // Whether a run begins at this stage, of a schedule that has `left` more with it.
 template <int kLanes>
@@ -259,8 +261,10 @@ struct InsideBlock {
   }
 };
 
+template <class T, int kLanes, size_t... I>
+InsideBlock<T, kLanes, (1 << I)...> run_block(std::index_sequence<I...>);
 template <class T, int kLanes>
-using RunBlock = std::conditional_t<kRunStages<kLanes> == 3, InsideBlock<T, kLanes, 1, 2, 4>, InsideBlock<T, kLanes, 1, 2>>;
+using RunBlock = decltype(run_block<T, kLanes>(std::make_index_sequence<kRunStages<kLanes>>{}));
 
 // A unit on its own, scaled.
 template <class T, int kLanes>
