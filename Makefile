@@ -26,9 +26,11 @@ TRAIN := $(BIN)/pairmix train
 WITH_DATA = $(if $(DATA),--data $(DATA))
 
 COSINE := --decay cosine --clip 1.0
+SHAKESPEARE_OWN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 50 --steps 1000 --out results/shakespeare-own --resume
 ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
+GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/gpt --resume
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
     --lrs 0.0005,0.001 --out results/extensions --resume
@@ -49,6 +51,8 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	    --norms --out results/teacher-norms --resume
 	$(TRAIN) teacher --layers dense,spm,lowrank --inits near_identity --widths 256,1024 --angle-stds 0.1,uniform \
 	    --lrs 0.001,0.003,0.01 --out results/teacher-own --resume
+	$(TRAIN) teacher --layers dense,spm --inits near_identity --widths 4096 --angle-stds 0.1 --steps 400 --seeds 0 \
+	    --lrs 0.0003,0.001,0.003 --out results/teacher-wide --resume
 	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,lowrank,softmax --widths 8192 --out results/agnews --resume
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
@@ -57,7 +61,14 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.01 --out results/agnews-own --resume
-	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 50 --steps 1000 --lrs 0.0003 --out results/shakespeare-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 8192,16384 --layers spm,softmax --seeds 0 --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 32768,65536 --layers spm,softmax --seeds 0 --lrs 0.01 --out results/agnews-own --resume
+	$(SHAKESPEARE_OWN) --layers spm,monarch,companion --lrs 0.0003
+	$(SHAKESPEARE_OWN) --layers lowrank --lrs 0.0003,0.001
+	$(SHAKESPEARE_OWN) --layers spm --stages 24 --lrs 0.0003
+	$(SHAKESPEARE_OWN) --layers spm --stages 48 --lrs 0.0003
+	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 20 --widths 4096 --length 32 --batch 8 --steps 200 --layers spm,dense \
+	    --lrs 0.00025,0.0005,0.001,0.002 --out results/elman-wide --resume
 	$(ELMAN) --layers spm,lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002
@@ -77,6 +88,10 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_LONG) --widths 128 --layers spm --lrs 0.004
 	$(GPT_LONG) --widths 1024 --layers spm --lrs 0.0005
 	$(GPT_LONG) --widths 512 --layers dense --lrs 0.00025,0.0005
+	$(GPT_LONG_ONCE) --widths 256 --layers lowrank,monarch,companion --lrs 0.004
+	$(GPT_LONG_ONCE) --widths 512 --layers lowrank,monarch,companion --lrs 0.001
+	$(GPT_LONG_ONCE) --widths 1024 --layers lowrank,monarch --lrs 0.0005
+	$(GPT_LONG_ONCE) --widths 1024 --layers dense --lrs 0.00025
 	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005,0.001
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
 	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions

@@ -19,9 +19,11 @@ from pairmix_lab.report.timing import speedup, step_time
 
 FOLDERS = {
     "teacher-own": "teacher",
+    "teacher-wide": "teacher",
     "agnews-own": "agnews",
     "shakespeare-own": "shakespeare",
     "elman": "shakespeare",
+    "elman-wide": "shakespeare",
     "gpt": "gpt",
     "extensions": "gpt",
 }
