@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo reproduce test fuzz fuzz-files sanitize lint format docs docs-serve wheel results clean
+.PHONY: help install demo reproduce test fuzz gpu-check fuzz-files sanitize lint format docs docs-serve wheel results clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -15,7 +15,7 @@ install: $(INSTALLED) ## Make .venv and install pairmix into it, with all its ex
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/pairmix/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"pairmix needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[lab,dev,integrations]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[gpu,lab,dev,integrations]'
 	touch $@
 
 demo: $(INSTALLED) ## Train a dense and an SPM student, compare them, write a page (under two minutes)
@@ -107,11 +107,17 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	    results/steps.json results/steps-gpt.json -o results/report.html --pictures results/pictures
 	$(BIN)/python docs/fill_tables.py
 
+INTERPRETED = $(shell $(BIN)/python -c 'import torch; torch.cuda.is_available() or print("TRITON_INTERPRET=1")')
+
 test: $(INSTALLED) ## Run all tests, and every example in README, docs and docstrings
 	$(BIN)/pytest $(if $(DATA),--data=$(DATA))
 
 fuzz: $(INSTALLED) ## Compare 20,000 random layers and feed-forward blocks with the definition; SEED= and COUNT= choose others
 	$(BIN)/python tests/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),20000)
+
+gpu-check: $(INSTALLED) ## Test the GPU kernels: on a GPU, or without one in Triton's interpreter, which takes hours
+	$(INTERPRETED) $(BIN)/pytest tests/ops/test_triton_kernels.py tests/ops/test_parity.py --impl triton
+	$(INTERPRETED) $(BIN)/python tests/fuzz.py --impl triton --seed $(or $(SEED),0) --count $(or $(COUNT),2000)
 
 fuzz-files: $(INSTALLED) ## Read 10,000 damaged checkpoints and report 1,000 malformed results
 	$(BIN)/python tests/lab/training/fuzz_checkpoints.py --count $(or $(COUNT),10000) --seed $(or $(SEED),0)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import running, using
 from pairmix import _kernels, ops
@@ -9,7 +10,7 @@ from pairmix import _kernels, ops
 def pytest_addoption(parser):
     parser.addoption("--data", type=Path, help="the folder with agnews/ and shakespeare/, for tests of the real data")
     parser.addoption("--aoti", action="store_true", help="also compile with AOTInductor, which takes minutes")
-    parser.addoption("--impl", help="the implementation to test; without it, all that are registered")
+    parser.addoption("--impl", help="the implementation to test; without it, all that take CPU tensors")
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +65,9 @@ def chosen_impls(config):
     only = config.getoption("--impl")
     if only not in (None, *ops.IMPLS):
         raise pytest.UsageError(f"--impl must be one of {list(ops.IMPLS)}, got {only!r}")
-    return list(ops.IMPLS) if only is None else [only]
+    if only is not None:
+        return [only]
+    return [name for name, impl in ops.IMPLS.items() if impl.why_not(torch.device("cpu")) is None]
 
 
 def chosen_builds(config):

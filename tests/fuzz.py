@@ -7,6 +7,7 @@ What fails is printed with the command that runs it again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import multiprocessing
 import os
 import random
@@ -190,11 +191,11 @@ def check_block(seed: int, targets: Sequence[str]) -> str | None:
     return None
 
 
-def run(layer: Layer) -> dict[str, Tensor]:
+def run(layer: Layer, impl: str = "cpu") -> dict[str, Tensor]:
     """The output and the wanted gradients, by the kernels."""
     a = layer.arguments
     y = spm(a.x, a.blocks, a.schedule, d_in=a.d_in, d_out=a.d_out, bias=a.bias, residual_scale=a.residual_scale,
-            out_features=a.out_features, impl="cpu")  # fmt: skip
+            out_features=a.out_features, impl=impl)  # fmt: skip
     if not layer.wanted:
         return {"output": y}
     gradients = torch.autograd.grad(y, [a.tensors[name] for name in layer.wanted], layer.grad)
@@ -217,24 +218,50 @@ def check(seed: int, targets: Sequence[str] = tuple(_kernels.targets())) -> str 
     return check_block(seed, targets)
 
 
-def check_all(first: int, count: int, jobs: int) -> int:
+def check_triton(seed: int) -> str | None:
+    """What is wrong with the layer of this seed, computed by the GPU kernels, in tiles of random sizes."""
+    import triton_kernels
+
+    torch.set_num_threads(1)
+    layer = random_layer(seed)
+    answers = oracle.answers(layer.arguments, layer.grad)
+    tiles = triton_kernels.random_tiles(random.Random(f"tiles {seed}"), layer.arguments.schedule.stages)
+    try:
+        on_device = dataclasses.replace(
+            layer,
+            arguments=triton_kernels.on_device(layer.arguments),
+            grad=layer.grad.to(triton_kernels.DEVICE),
+        )
+        with triton_kernels.using(tiles):
+            results = run(on_device, "triton")
+        for name, actual in results.items():
+            oracle.assert_matches(actual.cpu(), answers[name], name)
+    except Exception as error:
+        return f"{error or type(error).__name__} ({layer.description}, {tiles})"
+    return None
+
+
+CHECKS = {"cpu": check, "triton": check_triton}
+
+
+def check_all(first: int, count: int, jobs: int, impl: str = "cpu") -> int:
     """Check the layers of the seeds from `first` on; the number of those that fail."""
     start, failures, seed = time.monotonic(), 0, first
     # All processes together have more threads than there are cores: those that wait must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as executor:
         try:
-            for done, problem in enumerate(executor.map(check, range(first, first + count)), 1):
+            for done, problem in enumerate(executor.map(CHECKS[impl], range(first, first + count)), 1):
                 if problem:
                     failures += 1
-                    print(f"make fuzz SEED={seed} COUNT=1    # {problem}", flush=True)
+                    print(f"make fuzz SEED={seed} COUNT=1 IMPL={impl}    # {problem}", flush=True)
                 seed += 1
                 if done % max(1, count // 20) == 0:
                     seconds = time.monotonic() - start
                     print(f"{done:,} of {count:,} layers, {failures} failed, {seconds:.0f} s", flush=True)
         except BrokenProcessPool:
             failures += 1
-            print(f"make fuzz SEED={seed} COUNT={jobs}    # the process died at one of these layers", flush=True)
+            print(f"make fuzz SEED={seed} COUNT={jobs} IMPL={impl}    # the process died at one of these", flush=True)
     return failures
 
 
@@ -243,8 +270,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first layer")
     parser.add_argument("--count", type=int, default=20_000, help="how many layers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many processes")
+    parser.add_argument("--impl", choices=CHECKS, default="cpu", help="triton needs a GPU, or TRITON_INTERPRET=1")
     arguments = parser.parse_args()
-    return 1 if check_all(arguments.seed, arguments.count, arguments.jobs) else 0
+    return 1 if check_all(arguments.seed, arguments.count, arguments.jobs, arguments.impl) else 0
 
 
 if __name__ == "__main__":

@@ -53,10 +53,14 @@ def _processor() -> str:
 
 
 def _impls() -> Iterator[tuple[str, str]]:
-    cpu = torch.device("cpu")
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
     for name, impl in ops.IMPLS.items():
-        reason = impl.why_not(cpu)
-        details = "" if reason is not None else impl.details()
-        available = ", ".join(filter(None, ["available", details]))
-        yield f'impl "{name}"', available if reason is None else f"not available: {reason}"
-    yield 'impl "auto"', f'picks "{functional.choose_impl("auto", cpu)}" for CPU tensors'
+        reasons = [impl.why_not(device) for device in (torch.device(impl.preferred_on or "cpu"), cpu)]
+        if None in reasons:
+            yield f'impl "{name}"', ", ".join(filter(None, ["available", impl.details()]))
+        else:
+            yield f'impl "{name}"', f"not available: {reasons[0]}"
+    picks = f'picks "{functional.choose_impl("auto", cpu)}" for CPU tensors'
+    if torch.cuda.is_available():
+        picks += f', "{functional.choose_impl("auto", gpu)}" for CUDA tensors'
+    yield 'impl "auto"', picks

@@ -29,6 +29,7 @@ class DeviceSchedule:
 
     def __init__(self, order: torch.Tensor) -> None:
         self.order = order
+        self._on_host: Indices | None = None
         self.stages, self.n = order.shape
         self.kept: dict[str, Any] = {}
         self._version = order._version
@@ -41,6 +42,12 @@ class DeviceSchedule:
             known = DeviceSchedule(order)
             order._pairmix_schedule = known  # type: ignore[attr-defined]
         return known
+
+    def host_order(self) -> Indices:
+        """`order` for the host, which waits for the device only if it got the tensor alone, as from a loaded graph."""
+        if self._on_host is None:
+            self._on_host = self.order.cpu().numpy()
+        return self._on_host
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,11 +220,18 @@ class Schedule:
         """This schedule on a device, copied there once."""
         if device.type == "cpu":
             return self._on_cpu
+        if torch.compiler.is_dynamo_compiling():  # a constant of the graph, which is not copied in every call
+            return DeviceSchedule(_order_on(self, device))
         if torch.compiler.is_compiling():  # a copy made here would be part of the graph, not of the schedule
             return DeviceSchedule(self._on_cpu.order.to(device))
+        return self._copied(device)
+
+    def _copied(self, device: torch.device) -> DeviceSchedule:
         if device not in self._elsewhere:
             with torch.inference_mode(False):
-                self._elsewhere[device] = DeviceSchedule.of(self._on_cpu.order.to(device))
+                copied = DeviceSchedule.of(self._on_cpu.order.to(device))
+            copied._on_host = self.order
+            self._elsewhere[device] = copied
         return self._elsewhere[device]
 
     @functools.cached_property
@@ -304,6 +318,14 @@ class Schedule:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
         return self
+
+
+def _order_on(schedule: Schedule, device: torch.device) -> torch.Tensor:
+    return schedule._copied(device).order
+
+
+# What torch.compiler.assume_constant_result does, which would import the whole compiler.
+_order_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check_integer(name: str, value: object, at_least: int) -> None:

@@ -80,7 +80,7 @@ def test_the_number_of_threads_may_change_between_calls(threads, target):
 
 
 def test_fewer_threads_than_asked_for():
-    """The same to the last bit as on all of them: what a share of the rows consists of does not depend on who does it."""
+    """The same to the last bit as on all of them: what is added up in a share does not depend on who does it."""
     code = """
 import hashlib, torch
 from pairmix import SPMLinear

@@ -1,6 +1,6 @@
 """The operator for torch, and the implementations that compute it."""
 
-from pairmix.ops import cpu, cpu_feed_forward, cpu_recurrence, reference
+from pairmix.ops import cpu, cpu_feed_forward, cpu_recurrence, reference, triton
 from pairmix.ops.cells import GATES, unrolled
 from pairmix.ops.decomposed import decomposed
 from pairmix.ops.feed_forward import ACTIVATIONS, activated, arguments_of, call_block_directly, feed_forward
@@ -36,6 +36,17 @@ register(
         direct=cpu.direct,
         details=lambda: f"built for {cpu.instruction_set()}",
         empty_cache=cpu.empty_cache,
+    )
+)
+register(
+    Impl(
+        "triton",
+        triton.forward,
+        triton.backward,
+        triton.why_not,
+        preferred_on="cuda",
+        details=triton.details,
+        advice=triton.advice,
     )
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -95,6 +97,8 @@ class Impl:
             for a single operator without the leading dimension. Returns None if the arguments need to be checked or
             converted. Its backward then also takes parameters without the leading dimension.
         details: what `pairmix doctor` says about it where it can run.
+        advice: what to install so that `impl="auto"` can choose it on this device, which a warning says once; None if
+            nothing is missing, or the machine is not made for it.
         empty_cache: frees the memory that it keeps for the next call.
     """
 
@@ -107,6 +111,7 @@ class Impl:
     feed_forward: FeedForward | None = None
     direct: Callable[..., Tensor | None] | None = None
     details: Callable[[], str] = lambda: ""
+    advice: Callable[[torch.device], str | None] = lambda device: None
     empty_cache: Callable[[], None] = lambda: None
 
 
@@ -143,6 +148,11 @@ def unregister(name: str) -> None:
         del DIRECT[key]
 
 
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
 def choose(name: str, device: torch.device) -> Impl:
     """The implementation that runs on this device: the preferred one for `"auto"`, else the named one or an error.
 
@@ -151,8 +161,13 @@ def choose(name: str, device: torch.device) -> Impl:
         RuntimeError: for an implementation that cannot run on this device here.
     """
     if name == "auto":
-        preferred = (impl for impl in IMPLS.values() if impl.preferred_on == device.type)
-        return next((impl for impl in preferred if impl.why_not(device) is None), IMPLS[EVERYWHERE])
+        preferred = next((impl for impl in IMPLS.values() if impl.preferred_on == device.type), None)
+        if preferred is None or preferred.why_not(device) is None:
+            return preferred or IMPLS[EVERYWHERE]
+        advice = preferred.advice(device)
+        if advice is not None and not torch.compiler.is_compiling():
+            _warn_once(f"SPM layers run on impl={EVERYWHERE!r}, which is slow: {advice}")
+        return IMPLS[EVERYWHERE]
     if name not in IMPLS:
         raise ValueError(f"impl must be one of {['auto', *IMPLS]}, got {name!r}")
     reason = IMPLS[name].why_not(device)

