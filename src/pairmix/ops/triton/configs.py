@@ -29,7 +29,7 @@ class Config(NamedTuple):
 
 SLOT_BYTES = 128 << 20
 """As much memory the workers' sums of gradients take at most, as long as there is more than one worker."""
-_FORWARD = Config(rows=16_384, threads=256)
+_FORWARD = Config(rows=16_384, threads=512)
 _BACKWARD = Config(rows=8_192, threads=512, held=2)
 """For one lane in float32; tiles of more lanes have fewer rows. 16,384 numbers are 64 KiB, the shared memory of small
 GPUs. With these, butterflies of 256, 1,024 and 4,096 coordinates spill no registers on sm_80, sm_90 and gfx942."""
@@ -39,7 +39,7 @@ _MOST_ROWS = 64
 def forward_configs(lanes: int, dtype: torch.dtype) -> list[Config]:
     """For a tile of so many lanes, computed in this dtype: the default, and what else is to be tried."""
     best = _fitted(_FORWARD, lanes, dtype)
-    return _tried([best, _halved(best), best._replace(threads=2 * best.threads), _halved(_halved(best))])
+    return _tried([best, _halved(best), best._replace(threads=best.threads // 2), _halved(_halved(best))])
 
 
 def backward_configs(lanes: int, dtype: torch.dtype, exchanges: bool) -> list[Config]:
