@@ -22,7 +22,7 @@ from torch import Tensor
 from pairmix.ops.registry import Parameters, Tensors
 from pairmix.schedule import DeviceSchedule
 
-_OLDEST = (3, 4)
+_OLDEST = (3, 5)
 """Without `tl.range(disable_licm=True)` the kernels spill registers."""
 
 
