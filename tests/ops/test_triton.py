@@ -142,7 +142,7 @@ def test_without_triton_the_reference_runs_and_one_warning_says_what_to_install(
         ops.choose("triton", CUDA)
 
 
-@pytest.mark.parametrize(("version", "expected"), [("3.3.1", "Triton 3.3.1 is too old"), ("3.4.0", ""), ("3.10", "")])
+@pytest.mark.parametrize(("version", "expected"), [("3.3.1", "Triton 3.3.1 is too old"), ("3.5.0", ""), ("3.10", "")])
 def test_an_old_triton_is_not_used(version, expected, monkeypatch):
     monkeypatch.setattr(triton.util, "find_spec", lambda name: object())
     monkeypatch.setattr(triton, "_version", lambda: version)
