@@ -203,24 +203,3 @@ def test_the_order_for_the_host_is_that_of_the_schedule():
     schedule = Schedule.butterfly(6)
     assert schedule.on(torch.device("meta")).host_order() is schedule.order
     assert (schedule.on(CPU).host_order() == schedule.order).all()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "block", "machine"),
-    [
-        (Schedule.butterfly(16), "general", ("cuda", 80)),
-        (Schedule.random(7, 3), "rotation", ("cuda", 90)),
-        (Schedule.butterfly(12), "general", ("hip", "gfx942", 64)),
-    ],
-    ids=str,
-)
-def test_kernels_compile_for_gpus(schedule, block, machine):
-    """Also where there is none. The interpreter accepts what the compiler does not."""
-    pytest.importorskip("triton")
-    from pairmix.ops.triton.variants import variants
-
-    found = variants(schedule, block, in_features=schedule.n - 3)
-    names = [variant.kernel.__name__ for variant in found]
-    assert [name for name in names if name != "cos_and_sin"] == ["forward_pass", "backward_pass", "reduce_slots"]
-    binary = "cubin" if machine[0] == "cuda" else "hsaco"
-    assert all(variant.compile(*machine).asm[binary] for variant in found)

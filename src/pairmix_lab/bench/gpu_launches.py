@@ -61,11 +61,20 @@ class Call(NamedTuple):
 
 
 def recorded(case: Case, batch: int, multiprocessors: int, warp_size: int) -> Call:
-    """The launches of a call with so many rows, on a GPU with so many multiprocessors.
+    """What a call with so many rows launches, on a GPU with so many multiprocessors.
 
     All gradients are asked for. What is needed: x, y and the parameters once; backward x, both gradients, the
     parameters and their gradients.
     """
+    layer = SPMLinear(case.n, case.n, block=case.block, schedule=case.schedule, device="meta")
+    x = torch.empty(batch, case.n, dtype=getattr(torch, case.dtype), device="meta")
+    launches = launches_of(layer, x, case.direction, multiprocessors, warp_size)
+    size = sum(parameter.nbytes for parameter in layer.parameters())
+    return Call(launches, 2 * x.nbytes + size if case.direction == "forward" else 3 * x.nbytes + 2 * size)
+
+
+def launches_of(layer: SPMLinear, x: Tensor, direction: str, multiprocessors: int, warp_size: int) -> list[Launch]:
+    """The launches of a layer on the device `meta`, forward or backward with all gradients."""
     from pairmix.ops.triton import configs
     from pairmix.ops.triton.gradients import Backward
     from pairmix.ops.triton.launch import Operator
@@ -78,21 +87,17 @@ def recorded(case: Case, batch: int, multiprocessors: int, warp_size: int) -> Ca
             taken = {name: named.pop(name) for name in kernel.arg_names}
             launches.append(Launch(kernel, grid, taken, named))
 
-    meta = torch.device("meta")
-    layer = SPMLinear(case.n, case.n, block=case.block, schedule=case.schedule, device=meta)
     given = [layer.operator()[name] for name in Parameters._fields]
     parameters = Parameters(*(None if tensor is None else tensor.detach()[None] for tensor in given))
-    x = torch.empty(batch, case.n, dtype=getattr(torch, case.dtype), device=meta)
     device = configs.Device(multiprocessors, warp_size)
     with mock.patch.object(configs, "device_of", return_value=device):
-        operator = Recorder(x, parameters, case.schedule.on(meta), case.block, case.n)
-        if case.direction == "forward":
+        operator = Recorder(x, parameters, layer.schedule.on(x.device), layer.block, layer.out_features)
+        if direction == "forward":
             operator.run(operator.x, 0, len(operator.passes))
         else:
             needs = Parameters(*(tensor is not None for tensor in given))
-            Backward(operator, torch.empty_like(x), True, needs).run()
-    size = sum(parameter.nbytes for parameter in layer.parameters())
-    return Call(launches, 2 * x.nbytes + size if case.direction == "forward" else 3 * x.nbytes + 2 * size)
+            Backward(operator, x.new_empty(len(x), layer.out_features), True, needs).run()
+    return launches
 
 
 @dataclass(frozen=True)

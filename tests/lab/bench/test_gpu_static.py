@@ -5,9 +5,10 @@ from dataclasses import replace
 from importlib import util
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from pairmix import Schedule
+from pairmix import Schedule, SPMLinear
 from pairmix_lab import cli
 from pairmix_lab.bench import gpu_static
 from pairmix_lab.bench.gpu_compile import (
@@ -16,12 +17,13 @@ from pairmix_lab.bench.gpu_compile import (
     NVIDIA,
     amd_mnemonics,
     amd_resources,
+    compiled,
     instruction_counts,
     nvidia_mnemonics,
     nvidia_resources,
     resident_programs,
 )
-from pairmix_lab.bench.gpu_launches import Case, Traffic, recorded, traffic
+from pairmix_lab.bench.gpu_launches import Case, Traffic, launches_of, recorded, traffic
 from pairmix_lab.bench.jobs import Finished
 from pairmix_lab.report.pictures import as_file
 
@@ -336,3 +338,25 @@ class TestRun:
         result = CliRunner().invoke(cli.app, ["bench", "gpu-static", "--targets", "sm_12"])
         assert result.exit_code == 2
         assert "sm_80, sm_90, gfx942" in " ".join(result.output.split())
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("schedule", "block", "architecture"),
+    [
+        (Schedule.butterfly(16), "general", "sm_80"),
+        (Schedule.random(7, 3), "rotation", "sm_90"),
+        (Schedule.butterfly(12), "general", "gfx942"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("direction", "passes"), [("forward", ["forward_pass"]), ("backward", ["backward_pass", "reduce_slots"])]
+)
+def test_kernels_of_other_layers_compile(schedule, block, architecture, direction, passes):
+    """Of odd and of rectangular ones. The interpreter accepts what the compiler does not."""
+    layer = SPMLinear(schedule.n - 3, schedule.n, block=block, schedule=schedule, residual="scale", device="meta")
+    x = torch.empty(4096, layer.in_features, dtype=torch.bfloat16, device="meta")
+    found = launches_of(layer, x, direction, multiprocessors=100, warp_size=32 if architecture.startswith("sm") else 64)
+    assert [launch.name for launch in found if launch.name != "cos_and_sin"] == passes
+    assert all(compiled(launch, architecture)["registers"] > 0 for launch in found)
