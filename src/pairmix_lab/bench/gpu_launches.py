@@ -170,9 +170,8 @@ class _Pass:
         moved = self._exchanged_bytes() + self._checkpoint_bytes() + self._reread_bytes()
         added = 2 * self._slot_bytes()
         tables = sum(map(self._table_bytes, self.strides))
-        memory = self.given["memory"].nbytes if self.given["memory"] is not self._input() else 0
         sizes = [size for _, size in diagonals]
-        kept = blocks.nbytes + sum(sizes) + tables + memory + self.launch.grid[0] * self._slot_bytes()
+        kept = blocks.nbytes + sum(sizes) + tables + self._own_bytes() + self.launch.grid[0] * self._slot_bytes()
         pairs = (self.n // 2) * self.given["rows"]
         work = 4 * sum(self.forwards) + (8 * len(self.strides) if self.is_backward else 0)
         cached = sum(row_bytes) + self.row_tiles * (again + added) + moved
@@ -201,6 +200,14 @@ class _Pass:
         if stride:
             return 0 if self.single else 4 * self.lanes // 2
         return 2 * 4 * self.lanes
+
+    def _own_bytes(self) -> int:
+        """Bytes of all programs' own memory; the first tile is idle unless a stage exchanges values through it."""
+        memory: Tensor = self.given["memory"]
+        if memory is self._input():
+            return 0
+        programs = math.prod(self.launch.grid)
+        return memory.nbytes - (0 if 0 in self.strides else programs * self.tile_bytes // self.launch.grid[1])
 
     def _exchanged_bytes(self) -> int:
         """Bytes that partners write and read, where a stage has no stride."""

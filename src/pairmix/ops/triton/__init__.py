@@ -7,7 +7,6 @@ torch.compile the operator stays one opaque node, because there is nothing left 
     stages      the stages on a tile, and kernels, which load and store tiles: jitted functions
     launch      forward, and gradients: backward
     configs     how many rows a tile has, and how many programs there are
-    variants    what is compiled for a layer, to look at without a GPU
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ class Config(NamedTuple):
     held: int = 1
 
 
-SLOT_BYTES = 128 << 20
-"""As much memory the workers' sums of gradients take at most, as long as there is more than one worker."""
+CACHED_BYTES = 32 << 20
+"""As much memory the workers' sums of gradients and checkpoints take at most, as long as there is more than one worker:
+they are used again and again, and this fits into the cache of a GPU for servers."""
 _FORWARD = Config(rows=16_384, threads=512)
 _BACKWARD = Config(rows=8_192, threads=512, held=2)
 """For one lane in float32; tiles of more lanes have fewer rows. 16,384 numbers are 64 KiB, the shared memory of small
@@ -105,7 +106,7 @@ def tuned(kernel: Any, configs: tuple[Config, ...], device: torch.device) -> Any
     return triton.autotune(choices, key=key, reset_to_zero=sums)(kernel)
 
 
-def workers(row_tiles: int, others: int, config: Config, device: torch.device, slot_bytes: int = 0) -> int:
+def workers(row_tiles: int, others: int, config: Config, device: torch.device, own_bytes: int = 0) -> int:
     """How many programs share the tiles of rows.
 
     It depends on shapes and on the device alone, so that the same sums are added in the same order in every run.
@@ -115,8 +116,10 @@ def workers(row_tiles: int, others: int, config: Config, device: torch.device, s
         others: how many programs work on the same rows: tiles of coordinates and maps.
         config: how they are launched.
         device: where.
-        slot_bytes: how much memory each of them needs for its sums.
+        own_bytes: how much memory each of them needs for itself.
     """
     at_once = device_of(device).multiprocessors * max(1, 512 // config.threads)
-    fitting = SLOT_BYTES // slot_bytes if slot_bytes else at_once
-    return max(1, min(row_tiles, -(-at_once // others), fitting))
+    fitting = CACHED_BYTES // own_bytes if own_bytes else at_once
+    most = max(1, min(row_tiles, -(-at_once // others), fitting))
+    rounds = -(-row_tiles // most)
+    return -(-row_tiles // rounds)  # no more than take as long: each costs memory

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pairmix.ops.registry import Parameters, Tensors
 from pairmix.ops.triton import configs, kernels
+from pairmix.ops.triton.configs import Config
 from pairmix.ops.triton.launch import Operator, folds_through_memory
 from pairmix.ops.triton.plan import Pass
 
@@ -65,9 +66,11 @@ class Backward:
         self.tried = configs.backward_configs(operator.passes[0].plan.lanes, operator.dtype, exchanges)
         tiles = max(of_pass.plan.tiles for of_pass in operator.passes)
         others = 1 if tiles == 1 else tiles * operator.maps
-        slot_bytes = operator.maps * self.slot.size * operator.dtype.itemsize
+        own = operator.maps * self.slot.size + others * max(self._own_numbers(one.plan) for one in operator.passes)
         row_tiles = -(-operator.rows // min(config.rows for config in self.tried))
-        self.workers = configs.workers(row_tiles, others, self.tried[0], grad.device, slot_bytes)
+        self.workers = configs.workers(
+            row_tiles, others, self.tried[0], grad.device, own_bytes=own * operator.dtype.itemsize
+        )
         self.slots = operator.empty(self.workers, operator.maps, self.slot.size)
         if len(self.tried) > 1:  # larger tiles of rows may leave workers without any
             self.slots.zero_()
@@ -116,11 +119,19 @@ class Backward:
     def _memory(self, plan: Pass, z: Tensor, folds: bool) -> Tensor:
         """What the programs of a pass need for themselves: a tile to exchange values through, and checkpoints."""
         op = self.operator
-        tiles = {config: -(-len(plan.strides) // config.held) - 1 if self.of_stages else 1 for config in self.tried}
-        if 0 not in plan.strides and not folds and max(tiles.values()) <= 1:
+        if 0 not in plan.strides and not folds and all(self._checkpoints(plan, config) <= 1 for config in self.tried):
             return z  # which is not read, but the kernel takes an address
         programs = self.workers if plan.tiles == 1 else self.workers * plan.tiles * op.maps
-        return op.empty(programs, max(max(1, count) * config.rows for config, count in tiles.items()), plan.lanes)
+        return op.empty(programs, self._own_numbers(plan))
+
+    def _own_numbers(self, plan: Pass) -> int:
+        """As many numbers a program of this pass keeps in memory of its own."""
+        tiles = (max(1, self._checkpoints(plan, config)) * config.rows for config in self.tried)
+        return max(tiles) * plan.lanes
+
+    def _checkpoints(self, plan: Pass, config: Config) -> int:
+        """As many inputs of stages a pass writes to memory; the first of these places is for exchanges."""
+        return -(-len(plan.strides) // config.held) - 1 if self.of_stages else 1
 
     def _reduced(self) -> Tensors:
         """The gradients of the parameters, from the sums of all workers."""
