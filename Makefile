@@ -59,16 +59,18 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --stages 24 --lrs 0.003,0.01 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --stages 48 --lrs 0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 8192,16384 --layers spm,softmax --seeds 0 --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 32768,65536 --layers spm,softmax --seeds 0 --lrs 0.01 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 32768 --layers spm,softmax --seeds 0 --lrs 0.01 --out results/agnews-own --resume
 	$(SHAKESPEARE_OWN) --layers spm,monarch,companion --lrs 0.0003
 	$(SHAKESPEARE_OWN) --layers lowrank --lrs 0.0003,0.001
 	$(SHAKESPEARE_OWN) --layers spm --stages 24 --lrs 0.0003
 	$(SHAKESPEARE_OWN) --layers spm --stages 48 --lrs 0.0003
 	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 20 --widths 4096 --length 32 --batch 8 --steps 200 --layers spm,dense \
-	    --lrs 0.00025,0.0005,0.001,0.002 --out results/elman-wide --resume
+	    --lrs 0.00025,0.0005,0.001 --out results/elman-wide --resume
 	$(ELMAN) --layers spm,lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002

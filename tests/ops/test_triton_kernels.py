@@ -293,6 +293,32 @@ def test_autotuning_gives_the_same_results(monkeypatch):
     check_with_defaults(oracle.random_arguments(Schedule.butterfly(8), leading=(70,), dtype=torch.float32))
 
 
+@pytest.mark.parametrize("narrow", [False, True], ids=["one pass", "narrow tiles"])
+def test_autotuning_measures_whether_narrow_tiles_are_faster(monkeypatch, narrow):
+    from pairmix.ops.triton import configs, launch
+
+    measured, seen = [], []
+    make_plan = launch.make_plan
+
+    def milliseconds(run):
+        run()
+        measured.append(1)
+        return 1 if (len(measured) % 2 == 1) == narrow else 2  # narrow tiles are measured first
+
+    monkeypatch.setattr(configs, "milliseconds", milliseconds)
+    monkeypatch.setattr(configs, "_PREFERS_NARROW", seen_calls := {})
+    monkeypatch.setattr(configs, "NARROWEST", 8)
+    monkeypatch.setattr(launch, "NARROWEST", 8)
+    monkeypatch.setattr(launch, "make_plan", lambda order, **of: seen.append(of) or make_plan(order, **of))
+    monkeypatch.setattr(configs, "_autotunes", lambda: True)
+    monkeypatch.setattr(configs, "_tried", lambda tried: tried[:1])
+    for _ in range(2):
+        check_with_defaults(oracle.random_arguments(Schedule.butterfly(16), leading=(5,), dtype=torch.float32))
+    assert len(measured) == 4, "two ways of each direction, once"
+    assert list(seen_calls.values()) == [narrow, narrow]
+    assert {"widest": 8} in seen
+
+
 def check_with_defaults(arguments):
     answers = oracle.answers(arguments, torch.ones(*arguments.x.shape))
     a = on_device(arguments)

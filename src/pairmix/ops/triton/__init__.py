@@ -75,11 +75,14 @@ def forward(x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str
     shape = (*x.shape[:-1], len(parameters.blocks) * out_features)
     if not x.numel():
         return x.new_empty(shape)
-    from pairmix.ops.triton.launch import Operator
+    from pairmix.ops.triton.launch import Operator, in_fastest_tiles
+
+    def run(narrow: bool) -> Tensor:
+        operator = Operator(x, parameters, schedule, block, out_features, narrow)
+        return operator.run(operator.x, 0, len(operator.passes))
 
     with torch.cuda.device_of(x):
-        operator = Operator(x, parameters, schedule, block, out_features)
-        return operator.run(operator.x, 0, len(operator.passes)).view(shape)
+        return in_fastest_tiles(x, schedule, ("forward", block, shape[-1]), run).view(shape)
 
 
 def backward(
@@ -100,11 +103,14 @@ def backward(
         zeros = (blocks.new_zeros(shape) if needed else None for shape, needed in zip(shapes, needs, strict=True))
         return torch.empty_like(x) if needs_x else None, Parameters(*zeros)
     from pairmix.ops.triton.gradients import Backward
-    from pairmix.ops.triton.launch import Operator
+    from pairmix.ops.triton.launch import Operator, in_fastest_tiles
+
+    def run(narrow: bool) -> tuple[Tensor | None, Tensors]:
+        operator = Operator(x, parameters, schedule, block, out_features, narrow)
+        return Backward(operator, grad.reshape(operator.rows, -1).contiguous(), needs_x, needs).run()
 
     with torch.cuda.device_of(x):
-        operator = Operator(x, parameters, schedule, block, out_features)
-        gx, gradients = Backward(operator, grad.reshape(operator.rows, -1).contiguous(), needs_x, needs).run()
+        gx, gradients = in_fastest_tiles(x, schedule, ("backward", block, maps, needs_x, needs), run)
     return None if gx is None else gx.view(x.shape), gradients
 
 

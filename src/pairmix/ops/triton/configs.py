@@ -1,16 +1,19 @@
-"""How large the tiles of rows are, and how many programs share the work.
+"""How large the tiles are, and how many programs share the work.
 
-There is a default for every width. With PAIRMIX_AUTOTUNE=1 in the environment Triton measures a few others, once for
-every width, depth, dtype and kind of block, and takes the fastest. All give the same results up to the order of sums.
+There is a default for every width. With PAIRMIX_AUTOTUNE=1 in the environment a few others are measured, once for
+every width, depth, dtype and kind of block, and the fastest is taken. Results differ by the order of sums only.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
+
+from pairmix.ops.triton.plan import NARROWEST, WIDEST
 
 
 class Config(NamedTuple):
@@ -63,7 +66,38 @@ def _halved(config: Config) -> Config:
 
 
 def _tried(configs: list[Config]) -> list[Config]:
-    return list(dict.fromkeys(configs)) if os.environ.get("PAIRMIX_AUTOTUNE") == "1" else configs[:1]
+    return list(dict.fromkeys(configs)) if _autotunes() else configs[:1]
+
+
+def _autotunes() -> bool:
+    return os.environ.get("PAIRMIX_AUTOTUNE") == "1"
+
+
+_PREFERS_NARROW: dict[Hashable, bool] = {}
+
+
+def prefers_narrow_tiles(n: int, call: Hashable, run: Callable[[bool], object]) -> bool:
+    """Whether coordinates that fit into one tile are computed faster in several passes over narrow tiles.
+
+    One pass moves the fewest bytes of rows. But a wide tile has few rows, and backward adds to all sums for every tile.
+
+    Args:
+        n: the number of coordinates.
+        call: all that the time depends on; what was measured for it is kept.
+        run: computes it, in narrow tiles or not.
+    """
+    if not _autotunes() or not NARROWEST < n <= WIDEST:
+        return False
+    if call not in _PREFERS_NARROW:
+        _PREFERS_NARROW[call] = milliseconds(lambda: run(True)) < milliseconds(lambda: run(False))
+    return _PREFERS_NARROW[call]
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """How long the GPU takes."""
+    from triton.testing import do_bench
+
+    return float(do_bench(run, return_mode="median"))
 
 
 class Device(NamedTuple):
@@ -103,7 +137,7 @@ def tuned(kernel: Any, configs: tuple[Config, ...], device: torch.device) -> Any
     # Larger tiles of rows may leave workers without any, and their sums as another configuration left them.
     sums = [name for name in ("slots",) if name in kernel.arg_names]
     key = ["FORM", "STRIDES", "IN", "OUT", "FIRST", "LAST"]
-    return triton.autotune(choices, key=key, reset_to_zero=sums)(kernel)
+    return triton.autotune(choices, key=key, reset_to_zero=sums, cache_results=True)(kernel)
 
 
 def workers(row_tiles: int, others: int, config: Config, device: torch.device, own_bytes: int = 0) -> int:

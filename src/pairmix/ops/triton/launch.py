@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -13,10 +13,11 @@ from torch import Tensor
 from pairmix.ops.registry import Parameters, Tensors
 from pairmix.ops.triton import configs, kernels
 from pairmix.ops.triton.configs import Config
-from pairmix.ops.triton.plan import Pass, make_plan
+from pairmix.ops.triton.plan import NARROWEST, Pass, make_plan
 from pairmix.schedule import DeviceSchedule
 
 Grid = tuple[int, int, int] | Callable[[dict[str, Any]], tuple[int, int, int]]
+_Result = TypeVar("_Result")
 _ACC = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
@@ -29,27 +30,46 @@ class DevicePass(NamedTuple):
     partners: Tensor
 
 
-def passes_of(schedule: DeviceSchedule) -> list[DevicePass]:
-    """The plan of a schedule, made and copied to its device once."""
-    passes: list[DevicePass] | None = schedule.kept.get("triton")
+def passes_of(schedule: DeviceSchedule, narrow: bool = False) -> list[DevicePass]:
+    """The plan of a schedule, in the widest tiles or in narrow ones, made and copied to its device once."""
+    key = "triton, narrow tiles" if narrow else "triton"
+    passes: list[DevicePass] | None = schedule.kept.get(key)
     if passes is None:
-        device = schedule.order.device
+        device, order = schedule.order.device, schedule.host_order()
         with torch.inference_mode(False):
             passes = [
                 DevicePass(plan, *(torch.from_numpy(t).to(device) for t in (plan.columns, plan.members, plan.partners)))
-                for plan in make_plan(schedule.host_order())
+                for plan in (make_plan(order, widest=NARROWEST) if narrow else make_plan(order))
             ]
-        schedule.kept["triton"] = passes
+        schedule.kept[key] = passes
     return passes
+
+
+def in_fastest_tiles(
+    x: Tensor, schedule: DeviceSchedule, call: tuple[Hashable, ...], run: Callable[[bool], _Result]
+) -> _Result:
+    """The result of `run`, in narrow tiles or not; `call` is what its time depends on beside the schedule and x."""
+    strides = tuple(one.plan.strides for one in passes_of(schedule))
+    rows = (x.numel() // x.shape[-1]).bit_length()  # a time is kept for each power of two
+    call = (*call, schedule.n, strides, rows, x.shape[-1], x.dtype, x.device)
+    return run(configs.prefers_narrow_tiles(schedule.n, call, run))
 
 
 class Operator:
     """One call of the operator: its tensors without gaps, its sizes, and the passes that compute it."""
 
-    def __init__(self, x: Tensor, parameters: Tensors, schedule: DeviceSchedule, block: str, out_features: int) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        parameters: Tensors,
+        schedule: DeviceSchedule,
+        block: str,
+        out_features: int,
+        narrow: bool = False,
+    ) -> None:
         self.x = x.reshape(-1, x.shape[-1]).contiguous()
         self.parameters: Tensors = Parameters(*(None if p is None else p.contiguous() for p in parameters))
-        self.passes = passes_of(schedule)
+        self.passes = passes_of(schedule, narrow)
         self.n, self.stages, self.rotation = schedule.n, schedule.stages, block == "rotation"
         self.rows, self.in_features = self.x.shape
         self.out_features, self.maps = out_features, len(parameters.blocks)
