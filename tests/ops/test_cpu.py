@@ -71,6 +71,25 @@ def test_the_result_is_the_same_on_every_run(threads, target):
         assert all(a.equal(b) for a, b in zip(first, step(layer, *arguments), strict=True))
 
 
+@pytest.mark.parametrize("caches", [(4 << 10, 4 << 10), (16 << 10, 256 << 10), (64 << 10, 4 << 20)], ids=str)
+@pytest.mark.parametrize(("n", "stages"), [(96, 7), (1023, 10), (2048, 22)])
+def test_tiles_for_caches_of_any_size(caches, n, stages, target):
+    layer = SPMLinear(n, n, stages=stages, dtype=torch.float64)
+    before = cpu.caches()
+    try:
+        cpu.use_caches(*caches)
+        assert_step_is_right(layer, *random_step(layer, 37))
+    finally:
+        cpu.use_caches(*before)
+
+
+def test_caches_that_hold_nothing_are_refused():
+    before = cpu.caches()
+    with pytest.raises(ValueError, match="at least 4096 bytes, got 100 and 524288"):
+        cpu.use_caches(100, 512 << 10)
+    assert cpu.caches() == before
+
+
 def test_the_number_of_threads_may_change_between_calls(threads, target):
     layer = SPMLinear(96, 96, dtype=torch.float64)
     arguments = random_step(layer, 200)

@@ -1,10 +1,12 @@
 // The module `pairmix._kernels`.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "caches.h"
 #include "memory.h"
 #include "targets.h"
 #include "tensors.h"
@@ -19,6 +21,8 @@ NB_MODULE(_kernels, m) {
   m.def("targets", targets);
   m.def("target", [] { return std::string(chosen_target().name); });
   m.def("use_target", use_target);
+  m.def("caches", [] { return std::pair(caches().l1_bytes, caches().l2_bytes); });
+  m.def("use_caches", [](int64_t l1_bytes, int64_t l2_bytes) { use_caches({l1_bytes, l2_bytes}); });
   m.def("use_exchange_api", use_exchange_api);
   m.def("empty_cache", [] {
     const nb::gil_scoped_release release;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "caches.h"
 #include "coeffs.h"
 #include "kernel.h"
 #include "row_stages.h"
@@ -13,11 +14,11 @@ namespace pairmix {
 namespace {
 
 // What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
-// inputs of the component's stages. Half or twice as much changes little.
-constexpr int64_t kTileBytes = 256 << 10;
-constexpr int64_t kForwardComponentBytes = 16 << 10;
-constexpr int64_t kBackwardComponentBytes = 40 << 10;
-constexpr int64_t kKeptBytes = 256 << 10;
+// inputs of the component's stages, or of all stages if there is not much. `pairmix bench kernels --caches` measures tiles
+// for smaller and larger caches.
+inline int64_t tile_bytes() { return caches().l2_bytes / 2; }
+inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
+inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 4 * (backward ? 5 : 2); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
 // Of one coordinate each, which is what other pairings than butterflies have: backward goes through the whole tile at every stage.
@@ -48,7 +49,7 @@ struct Tiling {
     const int64_t per_thread = (call.rows + among - 1) / among;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
     const int32_t shallowest = backward && kLanes == 1 ? kShallowestOfOne : kShallowest;
-    const int64_t usual = std::clamp<int64_t>(kTileBytes / (units * kVectorBytes), shallowest, kDeepest);
+    const int64_t usual = std::clamp<int64_t>(tile_bytes() / (units * kVectorBytes), shallowest, kDeepest);
     const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (2 * depth <= deepest && depth < per_thread) depth *= 2;
@@ -59,10 +60,9 @@ struct Tiling {
   // anything twice.
   static Budget budget(const Call& call, bool backward, int32_t depth, bool fuses_rows) {
     const int64_t unit_bytes = depth * kVectorBytes;
-    const int64_t usual = backward ? kBackwardComponentBytes : kForwardComponentBytes;
-    const int64_t component = coeff_bytes(call) > kManyBytes ? kTileBytes : usual;
+    const int64_t component = coeff_bytes(call) > kManyBytes ? tile_bytes() : component_bytes(backward);
     const int32_t first_stage = fuses_rows ? kRunStages<kLanes> : 0;
-    return {component / unit_bytes, backward ? kKeptBytes / unit_bytes : 0, backward, first_stage};
+    return {component / unit_bytes, backward ? kept_bytes() / unit_bytes : 0, backward, first_stage};
   }
 
  private:

@@ -34,7 +34,7 @@ register(
         recurrence=Recurrence(cpu_recurrence.forward, cpu_recurrence.backward, cpu_recurrence.SAVED),
         feed_forward=FeedForward(cpu_feed_forward.forward, cpu_feed_forward.backward, cpu_feed_forward.direct),
         direct=cpu.direct,
-        details=lambda: f"built for {cpu.instruction_set()}",
+        details=cpu.details,
         empty_cache=cpu.empty_cache,
     )
 )

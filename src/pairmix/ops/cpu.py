@@ -36,6 +36,22 @@ def multiply_adds_per_second() -> float:
     return _kernels.multiply_adds_per_second(torch.get_num_threads())
 
 
+def caches() -> tuple[int, int]:
+    """The bytes of the L1 and of the L2 cache that the kernels make their tiles for: this machine's, unless changed."""
+    return _kernels.caches()
+
+
+def details() -> str:
+    """The instruction set, and the caches that tiles are made for."""
+    l1, l2 = (size >> 10 for size in caches())
+    return f"built for {instruction_set()}, tiles for {l1} KiB of L1 and {l2} KiB of L2 cache"
+
+
+def use_caches(l1_bytes: int, l2_bytes: int) -> None:
+    """Make tiles as for a machine with caches of these sizes."""
+    _kernels.use_caches(l1_bytes, l2_bytes)
+
+
 def empty_cache() -> None:
     """Free the memory that the kernels keep for the next call; see `pairmix.empty_cache`."""
     if _missing is None:

@@ -176,37 +176,45 @@ def bench_gpu_static_command(
 @app.command("kernels")
 def bench_kernels_command(
     out: Out = Path("results"),
+    caches: Annotated[
+        bool, typer.Option("--caches", help="With tiles for other caches: would they be faster?")
+    ] = False,
     widths: Annotated[str | None, typer.Option(help="The widths, such as 256,1024.")] = None,
     stage_width: Annotated[
-        int, typer.Option(help="The width at which single stages are measured: a power of two.")
-    ] = bench_kernels.Config.stage_width,
+        int | None, typer.Option(help="The width at which single stages are measured: a power of two.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="The number of rows.")] = bench_kernels.Config.batch,
-    blocks: options.Blocks = "general",
+    blocks: Annotated[str | None, typer.Option(help="The blocks of SPM: general, rotation or both.")] = None,
     seconds: Annotated[
-        float, typer.Option(help="How long to measure each width and each kind of stage.")
-    ] = bench_kernels.Config.seconds,
+        float | None, typer.Option(help="How long to measure each width, and each kind of stage.")
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """How much of the machine's arithmetic do the compiled kernels reach? (about three minutes)"""
-    _check_sizes("--stage-width", [stage_width])
+    if stage_width is not None:
+        _check_sizes("--stage-width", [stage_width])
     _check_sizes("--batch", [batch])
     _check_seconds(seconds)
-    lists = {"widths": _optional_numbers("--widths", widths), "threads": _optional_numbers("--threads", threads)}
-    given: dict[str, Any] = {
-        **{name: numbers for name, numbers in lists.items() if numbers is not None},
+    all_options: dict[str, Any] = {
+        "widths": _optional_numbers("--widths", widths),
         "stage_width": stage_width,
         "batch": batch,
-        "blocks": tuple(dict.fromkeys(options.words("--blocks", blocks, options.BLOCKS))),
+        "blocks": blocks and tuple(dict.fromkeys(options.words("--blocks", blocks, options.BLOCKS))),
         "seconds": seconds,
+        "threads": _optional_numbers("--threads", threads),
     }
-    config = _config(bench_kernels.Config, given, "kernels")
+    given = {option: value for option, value in all_options.items() if value is not None}
+    name = "kernels-caches" if caches else "kernels"
+    benchmark = BENCHMARKS[name]
+    config = _config(benchmark.Config, given, name)
     with _measuring_for(out):
-        rows = _live(bench_kernels.run(config), bench_kernels.table)
-        of_stages = bench_kernels.stages_table(rows)
-        show(of_stages)
-        if tables.is_disturbed(of_stages) or tables.is_disturbed(bench_kernels.table(rows)):
-            console.print(tables.DISTURBED_NOTE)
-        save(out / "kernels", asdict(config), rows, bench_kernels.picture)
+        rows = _live(benchmark.run(config), benchmark.table)
+        if not caches:
+            of_stages = bench_kernels.stages_table(rows)
+            show(of_stages)
+            if tables.is_disturbed(of_stages) or tables.is_disturbed(bench_kernels.table(rows)):
+                console.print(tables.DISTURBED_NOTE)
+        save(out / name, asdict(config), rows, benchmark.picture)
 
 
 @app.command("modules")
@@ -333,7 +341,8 @@ def _check_sizes(option: str, sizes: Iterable[int]) -> None:
 
 def _config(config: type[Any], options: dict[str, Any], name: str) -> Any:
     for option in options.keys() - {field.name for field in fields(config)}:
-        raise typer.BadParameter(f"{name.replace('operator-', '--')} does not accept --{option}")
+        mode = name.replace("operator-", "--").replace("kernels-", "--")
+        raise typer.BadParameter(f"{mode} does not accept --{option.replace('_', '-')}")
     try:
         return config(**options)
     except ValueError as error:

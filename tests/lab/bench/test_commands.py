@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from pairmix_lab import cli, results
 from pairmix_lab.bench import (
+    kernels_caches,
     operator_conditions,
     operator_cuda,
     operator_grid,
@@ -21,6 +22,7 @@ MODULES = {
     "gpu-static": cli.bench.bench_gpu_static,
     "init": cli.bench.bench_init,
     "kernels": cli.bench.bench_kernels,
+    "kernels --caches": kernels_caches,
     "operator": cli.bench.bench_operator,
     "operator --conditions": operator_conditions,
     "operator --device cuda": operator_cuda,
