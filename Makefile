@@ -58,11 +58,11 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.0003,0.001,0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --stages 24 --lrs 0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers companion --lrs 0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.01 --out results/agnews-own --resume
+	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 8192,16384 --layers spm,softmax --seeds 0 --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
 	$(TRAIN) agnews $(WITH_DATA) --widths 32768 --layers spm,softmax --seeds 0 --lrs 0.01 --out results/agnews-own --resume
 	$(SHAKESPEARE_OWN) --layers spm,monarch,companion --lrs 0.0003

@@ -40,19 +40,24 @@ GPUs. With these, butterflies of 256, 1,024 and 4,096 coordinates spill no regis
 _MOST_ROWS = 64
 
 
-def forward_configs(lanes: int, dtype: torch.dtype) -> list[Config]:
-    """For a tile of so many lanes, computed in this dtype: the default, and what else is to be tried."""
+def forward_configs(lanes: int, dtype: torch.dtype, exchanges: bool) -> list[Config]:
+    """For a tile of so many lanes, computed in this dtype: the default, and what else is to be tried.
+
+    Where stages exchange values through memory, addresses take registers, too: tiles are smaller.
+    """
     best = _fitted(_FORWARD, lanes, dtype)
+    best = _halved(best) if exchanges else best
     return _tried([best, _halved(best), best._replace(threads=best.threads // 2), _halved(_halved(best))])
 
 
-def backward_configs(lanes: int, dtype: torch.dtype, exchanges: bool) -> list[Config]:
-    """As `forward_configs`, for backward. Stages that exchange values through memory need registers for addresses."""
+def backward_configs(lanes: int, dtype: torch.dtype, reads_tables: bool, exchanges: bool) -> list[Config]:
+    """As `forward_configs`, for backward; where a tile does not hold all coordinates, places are read from tables."""
     best = _fitted(_BACKWARD, lanes, dtype)
-    best = _halved(best) if exchanges else best
+    best = _halved(best) if reads_tables else best
+    best = _halved(_halved(best))._replace(held=1) if exchanges else best
     small = _halved(best)
     others = [small, small._replace(held=4), small._replace(threads=best.threads, held=4), _halved(small)]
-    return _tried([best, best._replace(held=1), *others])
+    return _tried([best, best._replace(held=3 - best.held), *others])
 
 
 def _fitted(config: Config, lanes: int, dtype: torch.dtype) -> Config:

@@ -62,9 +62,9 @@ class Backward:
         self.operator, self.grad, self.needs_x, self.needs = operator, grad, needs_x, needs
         self.of_stages = needs.blocks or needs.residual_scale
         self.slot = Slot.of(operator, needs)
-        exchanges = any(0 in of_pass.plan.strides for of_pass in operator.passes)
-        self.tried = configs.backward_configs(operator.passes[0].plan.lanes, operator.dtype, exchanges)
         tiles = max(of_pass.plan.tiles for of_pass in operator.passes)
+        exchanges = any(0 in of_pass.plan.strides for of_pass in operator.passes)
+        self.tried = configs.backward_configs(operator.passes[0].plan.lanes, operator.dtype, tiles > 1, exchanges)
         others = 1 if tiles == 1 else tiles * operator.maps
         own = operator.maps * self.slot.size + others * max(self._own_numbers(one.plan) for one in operator.passes)
         row_tiles = -(-operator.rows // min(config.rows for config in self.tried))
