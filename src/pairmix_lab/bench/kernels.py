@@ -69,15 +69,20 @@ def run(config: Config) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: without the compiled kernels.
     """
-    reason = ops.cpu.why_not(torch.device("cpu"))
-    if reason is not None:
-        raise ValueError(f"bench kernels measures the compiled kernels, and there are none here: {reason}")
+    check_there_are_kernels()
     for setting in settings(config.threads):
         setting["instruction_set"] = ops.cpu.instruction_set()
         for n, block in product(config.widths, config.blocks):
             yield {**setting, **_of_width(n, block, config)}
         for (pairs, schedule), block in product(stage_kinds(config.stage_width).items(), config.blocks):
             yield {**setting, "pairs": pairs, **_of_stage(schedule, block, config)}
+
+
+def check_there_are_kernels() -> None:
+    """Raise a ValueError without the compiled kernels."""
+    reason = ops.cpu.why_not(torch.device("cpu"))
+    if reason is not None:
+        raise ValueError(f"bench kernels measures the compiled kernels, and there are none here: {reason}")
 
 
 def stage_kinds(n: int) -> dict[str, Callable[[int], Schedule]]:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from pairmix import ops
 from pairmix.schedule import Schedule
-from pairmix_lab.bench.kernels import DIRECTIONS, kernel_calls
+from pairmix_lab.bench.kernels import DIRECTIONS, check_there_are_kernels, kernel_calls
 from pairmix_lab.bench.pictures import column
 from pairmix_lab.bench.timing import current_threads, interleaved, measured, settings
 from pairmix_lab.report import tables
@@ -42,9 +42,7 @@ def run(config: Config) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: without the compiled kernels.
     """
-    reason = ops.cpu.why_not(torch.device("cpu"))
-    if reason is not None:
-        raise ValueError(f"bench kernels measures the compiled kernels, and there are none here: {reason}")
+    check_there_are_kernels()
     before = ops.cpu.caches()
     try:
         for setting in settings(config.threads):

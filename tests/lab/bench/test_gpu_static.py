@@ -344,9 +344,9 @@ class TestRun:
 @pytest.mark.parametrize(
     ("schedule", "block", "architecture"),
     [
-        (Schedule.butterfly(16), "general", "sm_80"),
-        (Schedule.random(7, 3), "rotation", "sm_90"),
-        (Schedule.butterfly(12), "general", "gfx942"),
+        (Schedule.butterfly(16, 2), "general", "sm_80"),
+        (Schedule.random(7, 2), "rotation", "sm_90"),
+        (Schedule.butterfly(12, 2), "general", "gfx942"),
     ],
     ids=str,
 )
