@@ -27,6 +27,7 @@ WITH_DATA = $(if $(DATA),--data $(DATA))
 
 COSINE := --decay cosine --clip 1.0
 SHAKESPEARE_OWN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 50 --steps 1000 --out results/shakespeare-own --resume
+AGNEWS_OWN = $(TRAIN) agnews $(WITH_DATA) --out results/agnews-own --resume
 ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
@@ -58,13 +59,17 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(TRAIN) agnews $(WITH_DATA) --layers spm,softmax --widths 16384,32768,65536 --seeds 0 --out results/agnews --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers spm --out results/shakespeare --resume
 	$(TRAIN) shakespeare $(WITH_DATA) --layers lowrank,dense --steps 800 --out results/shakespeare --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --inits own,near_identity --lrs 0.0003,0.001,0.003,0.01 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers spm --stages 24 --lrs 0.003,0.01 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers companion --lrs 0.003,0.01 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 4096 --layers dense --lrs 0.001,0.003,0.01 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 8192,16384 --layers spm,softmax --seeds 0 --lrs 0.003,0.01,0.03 --out results/agnews-own --resume
-	$(TRAIN) agnews $(WITH_DATA) --widths 32768 --layers spm,softmax --seeds 0 --lrs 0.01 --out results/agnews-own --resume
+	$(AGNEWS_OWN) --widths 4096 --layers spm --inits own,near_identity --lrs 0.0003,0.001,0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --layers spm --stages 24 --lrs 0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --layers companion --lrs 0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03
+	$(AGNEWS_OWN) --widths 4096 --layers dense --lrs 0.003,0.01
+	$(AGNEWS_OWN) --widths 8192,16384 --layers softmax --lrs 0.003,0.01,0.03
+	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --inits near_identity --lrs 0.0003,0.001,0.003
+	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --seeds 0 --lrs 0.003,0.01,0.03
+	$(AGNEWS_OWN) --widths 32768 --layers softmax --seeds 0 --lrs 0.01,0.03
+	$(AGNEWS_OWN) --widths 32768 --layers spm --inits near_identity --seeds 0 --lrs 0.001
+	$(AGNEWS_OWN) --widths 32768 --layers spm --seeds 0 --lrs 0.01
 	$(SHAKESPEARE_OWN) --layers spm,monarch,companion --lrs 0.0003
 	$(SHAKESPEARE_OWN) --layers lowrank --lrs 0.0003,0.001
 	$(SHAKESPEARE_OWN) --layers spm --stages 24 --lrs 0.0003
