@@ -47,7 +47,7 @@ TARGETED_RATIO = {"forward": 1.3, "backward": 1.6}
 class Config:
     """What is compiled, for how many rows; `random_widths` are those with random pairs."""
 
-    widths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 65536)
+    widths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     random_widths: tuple[int, ...] = (1024,)
     dtypes: tuple[str, ...] = DTYPES
     blocks: tuple[str, ...] = ("general", "rotation")
