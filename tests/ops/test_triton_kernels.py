@@ -183,23 +183,15 @@ def launched(monkeypatch, *function_and_arguments):
     return names, result
 
 
-@pytest.mark.parametrize("n", [8, 256, 4096])
-def test_a_butterfly_is_one_launch_forward_and_two_backward(n, monkeypatch):
+@pytest.mark.parametrize(("n", "block"), [(8, "general"), (8, "rotation"), (256, "general"), (4096, "general")])
+def test_a_butterfly_is_one_launch_forward_and_two_backward(n, block, monkeypatch):
     stages = 2 if n == 4096 and DEVICE.type == "cpu" else None  # the interpreter takes its time
-    layer = SPMLinear(n, n, stages=stages, impl="triton", device=DEVICE)
+    layer = SPMLinear(n, n, block=block, stages=stages, impl="triton", device=DEVICE)
     x = torch.randn(1, n, device=DEVICE, requires_grad=True)
     names, y = launched(monkeypatch, layer, x)
     assert names == ["forward_pass"]
     names, _ = launched(monkeypatch, y.sum().backward)
     assert names == ["backward_pass", "reduce_slots"]
-
-
-def test_rotations_take_one_launch_more(monkeypatch):
-    layer = SPMLinear(8, 8, block="rotation", impl="triton", device=DEVICE)
-    names, y = launched(monkeypatch, layer, torch.randn(2, 8, device=DEVICE))
-    assert names == ["cos_and_sin", "forward_pass"]
-    names, _ = launched(monkeypatch, y.sum().backward)
-    assert names == ["cos_and_sin", "backward_pass", "reduce_slots"]
 
 
 class Recorded(TorchDispatchMode):
@@ -320,6 +312,27 @@ def test_autotuning_measures_whether_narrow_tiles_are_faster(monkeypatch, narrow
     assert len(measured) == 4, "two ways of each direction, once"
     assert list(seen_calls.values()) == [narrow, narrow]
     assert {"widest": 8} in seen
+
+
+def cosines_and_sines(angles):
+    """Every pair turns (1, 0) by an angle of its own."""
+    x = torch.tensor([1.0, 0.0], device=DEVICE).repeat(1, len(angles))
+    y = spm(x, angles.to(DEVICE)[None], Schedule.butterfly(2 * len(angles), 1), impl="triton")
+    return y.view(-1, 2).cpu()
+
+
+def test_angles_of_many_turns():
+    angles = torch.cat([torch.linspace(-8192, 8192, 1001), torch.arange(-9, 10) * (torch.pi / 4), torch.zeros(4)])
+    exact = torch.stack([angles.double().cos(), angles.double().sin()], dim=1)
+    assert (cosines_and_sines(angles) - exact).abs().max() < 2 * torch.finfo(torch.float32).eps
+    assert cosines_and_sines(torch.zeros(4)).equal(torch.tensor([1.0, 0.0]).expand(4, 2))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # the interpreter's
+def test_angles_beyond_all_measure_still_turn():
+    lengths = cosines_and_sines(torch.tensor([1e5, -1e6, 3e8, 1e38])).norm(dim=1)
+    assert (lengths - 1).abs().max() < 1e-6
+    assert cosines_and_sines(torch.tensor([torch.nan, 0.0]))[0].isnan().all()
 
 
 def check_with_defaults(arguments):

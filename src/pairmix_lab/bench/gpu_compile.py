@@ -138,11 +138,14 @@ def nvidia_resources(usage: str) -> dict[str, int]:
 
 
 def amd_resources(code: str) -> dict[str, int]:
-    """Registers and spilled bytes of a thread, from the metadata at the end of the assembly."""
-    names = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
+    """Registers and spilled bytes of a thread, from the metadata at the end of the assembly.
+
+    Scalar registers that spill into vector registers do not count: they need no memory.
+    """
+    names = ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size")
     found = {name: int(re.findall(rf"^\s+\.{name}:\s+(\d+)", code, re.MULTILINE)[-1]) for name in names}
-    spills = 4 * (found["vgpr_spill_count"] + found["sgpr_spill_count"])
-    return {"registers": found["vgpr_count"], "spilled_bytes": max(spills, found["private_segment_fixed_size"])}
+    spilled_bytes = max(4 * found["vgpr_spill_count"], found["private_segment_fixed_size"])
+    return {"registers": found["vgpr_count"], "spilled_bytes": spilled_bytes}
 
 
 def nvidia_mnemonics(code: str) -> list[str]:

@@ -135,6 +135,10 @@ def traffic(launch: Launch) -> Traffic:
     return Traffic(size, 0, size, 0)
 
 
+_COS_AND_SIN = 24
+"""About as many multiply-adds the cosine and the sine of an angle take."""
+
+
 class _Pass:
     """The launch of a pass."""
 
@@ -174,8 +178,9 @@ class _Pass:
         kept = blocks.nbytes + sum(sizes) + tables + self._own_bytes() + self.launch.grid[0] * self._slot_bytes()
         pairs = (self.n // 2) * self.given["rows"]
         work = 4 * sum(self.forwards) + (8 * len(self.strides) if self.is_backward else 0)
+        angles = self.rotation * sum(uses) * self.row_tiles * (self.n // 2)
         cached = sum(row_bytes) + self.row_tiles * (again + added) + moved
-        return Traffic(sum(row_bytes), kept, cached, pairs * work)
+        return Traffic(sum(row_bytes), kept, cached, pairs * work + _COS_AND_SIN * angles)
 
     def _input(self) -> Tensor:
         x: Tensor = self.given["x"]

@@ -193,15 +193,12 @@ def predicted(gpu: Gpu, needed_bytes: int, moved: Iterable[Traffic]) -> dict[str
 
 
 def spilling(rows: tables.Rows) -> list[str]:
-    """The kernels of stages that spill registers at single-tile widths; there should be none.
-
-    That of cosines and sines has 32 bytes on its stack, to reduce large angles.
-    """
+    """The kernels that spill registers at single-tile widths; there should be none."""
     return [
         f"{kernel['kernel']} for {row['target']}, n = {row['n']}, {row['pairs']}, {row['block']}, {row['dtype']}: "
         f"{kernel['spilled_bytes']} bytes"
         for row in rows
-        for kernel in _of_stages(row)
+        for kernel in row["kernels"]
         if kernel["spilled_bytes"] and 256 <= row["n"] <= 4096
     ]
 

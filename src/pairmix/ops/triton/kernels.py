@@ -130,19 +130,6 @@ def backward_pass(
 
 
 @triton.jit
-def cos_and_sin(angles, y, size, P: tl.constexpr, BLOCK: tl.constexpr):
-    """`[..., 2, P]`, the cosines and the sines of `[..., P]`.
-
-    Apart from the stages, because rows would compute them again and again, and accurate ones are long code.
-    """
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    angle = tl.load(angles + e, mask=e < size, other=0.0).to(y.dtype.element_ty)
-    at = y + e // P * (2 * P) + e % P
-    tl.store(at, tl.cos(angle), mask=e < size)
-    tl.store(at + P, tl.sin(angle), mask=e < size)
-
-
-@triton.jit
 def reduce_slots(
     slots, of_blocks, of_scale, of_d_in, of_d_out, of_bias, workers, at_scales, at_d_in, at_d_out, at_bias, slot,
     outputs, STAGES: tl.constexpr, WIDTH: tl.constexpr, HALVES: tl.constexpr, N: tl.constexpr, OUT: tl.constexpr,

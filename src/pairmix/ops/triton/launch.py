@@ -74,7 +74,6 @@ class Operator:
         self.rows, self.in_features = self.x.shape
         self.out_features, self.maps = out_features, len(parameters.blocks)
         self.dtype = torch.promote_types(x.dtype, torch.float32)
-        self.blocks = self._cos_and_sin() if self.rotation else self.parameters.blocks
 
     def launch(self, kernel: Any, grid: Grid, *arguments: Any, **options: Any) -> None:
         """Launch a kernel; every launch goes through here."""
@@ -142,27 +141,18 @@ class Operator:
 
     def of_pass(self, plan: Pass) -> Tensors:
         """The parameters, of the blocks and scales only those of the pass."""
-        _, d_in, d_out, bias, scale = self.parameters
-        blocks, some = self.blocks, slice(plan.first, plan.last)
+        blocks, d_in, d_out, bias, scale = self.parameters
+        some = slice(plan.first, plan.last)
         # Kernels do not read scales that are not there, but they take an address.
         return Parameters(blocks[:, some], d_in, d_out, bias, (blocks if scale is None else scale)[:, some])
 
     def map_steps(self) -> tuple[int, int]:
         """How far apart two maps are in blocks and in scales."""
-        return self.stages * (self.n // 2) * (2 if self.rotation else 4), self.stages
+        return self.stages * (self.n // 2) * (1 if self.rotation else 4), self.stages
 
     def empty(self, *shape: int) -> Tensor:
         """Memory for intermediate results."""
         return self.x.new_empty(shape, dtype=self.dtype)
-
-    def _cos_and_sin(self) -> Tensor:
-        angles, block = self.parameters.blocks, 256
-        maps, stages, half = angles.shape
-        y = self.empty(maps, stages, 2, half)
-        if angles.numel():
-            grid = (-(-angles.numel() // block), 1, 1)
-            self.launch(kernels.cos_and_sin, grid, angles, y, angles.numel(), P=half, BLOCK=block)
-        return y
 
 
 def folds_through_memory(plan: Pass, n: int, features: int) -> bool:

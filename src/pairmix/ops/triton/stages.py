@@ -8,8 +8,7 @@ of all pairs, `[R, C / 2S, S]` each. Elsewhere every lane reads its partner thro
 The residual coordinate of an odd width has its scale as `own`, and no partner: a product with zero could be NaN.
 
     stages    what the stages read: blocks and scales of the map, members and partners of the tile, how far apart two
-              stages are in these tables, and memory of the program's own. Blocks of rotations are their cosines and
-              sines, `[L, 2, P]`
+              stages are in these tables, and memory of the program's own
     sums      what they add to: the worker's sums of the gradients of blocks and scales, and whether there are any yet.
               The gradient of an angle is in two parts, `[L, 2, P]`, from the first and the second of the pair
     FORM      the width, whether blocks are rotations, whether lane i of a single tile is coordinate i, whether
@@ -197,9 +196,7 @@ def _abcd(like, stages, l: tl.constexpr, S: tl.constexpr, FORM: tl.constexpr):
     pair = group * S + lane if FORM[2] else tl.minimum(tl.load(members + l * step + group * (2 * S) + lane), P)
     is_pair = (pair >= 0) & (pair < P)
     if FORM[1]:
-        at = blocks + l * (2 * P) + pair
-        a = tl.load(at, mask=is_pair, other=0.0)
-        c = tl.load(at + P, mask=is_pair, other=0.0)
+        a, c = _cos_and_sin(tl.load(blocks + l * P + pair, mask=is_pair, other=0.0).to(like.dtype))
         b, d = -c, a
     else:
         at = blocks + l * (4 * P) + pair
@@ -221,9 +218,8 @@ def _own_and_other(like, stages, l: tl.constexpr, FORM: tl.constexpr, TRANSPOSED
     member = tl.load(members + l * step + tl.arange(0, like.shape[1])[None, :])
     is_pair, is_first = (member >= 0) & (member < 2 * P), member < P
     if FORM[1]:
-        at = blocks + l * (2 * P) + tl.where(is_first, member, member - P)
-        own = tl.load(at, mask=is_pair, other=0.0)
-        sin = tl.load(at + P, mask=is_pair, other=0.0)
+        at = blocks + l * P + tl.where(is_first, member, member - P)
+        own, sin = _cos_and_sin(tl.load(at, mask=is_pair, other=0.0).to(like.dtype))
         other = tl.where(is_first == TRANSPOSED, sin, -sin)
     else:
         at = blocks + l * (4 * P) + member
@@ -233,6 +229,34 @@ def _own_and_other(like, stages, l: tl.constexpr, FORM: tl.constexpr, TRANSPOSED
     if N % 2 == 1:
         own = tl.where(member == 2 * P, _scale(scales, l, FORM, like.dtype), own)
     return member, own, other
+
+
+@triton.jit
+def _cos_and_sin(angle):
+    """The cosines and the sines of angles.
+
+    In float32 to about a unit in the last place. Triton's own would be thousands of instructions, most of them for
+    angles that no layer has: from 8,192 on, these are off by as much as rounding the angle makes a difference.
+    """
+    if angle.dtype == tl.float64:
+        return tl.cos(angle), tl.sin(angle)
+    else:
+        # Reduced to a quarter turn: pi / 2 in three parts, of which the first two are multiplied exactly.
+        quarters = tl.floor(angle * 0.636619772 + 0.5)
+        r = ((angle - quarters * 1.5703125) - quarters * 4.837512969970703125e-4) - quarters * 7.549789948768648e-8
+        r = tl.minimum(tl.maximum(r, -0.8, propagate_nan=tl.PropagateNan.ALL), 0.8, propagate_nan=tl.PropagateNan.ALL)
+        z = r * r
+        s = r + r * z * (-1.6666654611e-1 + z * (8.3321608736e-3 - z * 1.9515295891e-4))
+        c = 1.0 - 0.5 * z + z * z * (4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5))
+        quadrant = quarters.to(tl.int32)
+        is_odd = (quadrant & 1) != 0
+        return _signed(tl.where(is_odd, s, c), quadrant + 1), _signed(tl.where(is_odd, c, s), quadrant)
+
+
+@triton.jit
+def _signed(value, quadrant):
+    """The value, or its negative in the second half of a turn."""
+    return (value.to(tl.int32, bitcast=True) ^ ((quadrant & 2) << 30)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
