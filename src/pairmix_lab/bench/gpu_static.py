@@ -139,7 +139,12 @@ def _row(case: Case, target: str, batch: int, kernels: Sequence[Mapping[str, Any
     call = _recorded(case, target, batch)
     moved = [traffic(launch) for launch in call.launches]
     described = [
-        {**kernel, "of_cache_traffic": of_cache_traffic(kernel, launch, one)}
+        {
+            **kernel,
+            "rows": launch.arguments.get("R"),
+            "held": launch.arguments.get("HELD"),
+            "of_cache_traffic": of_cache_traffic(kernel, launch, one),
+        }
         for kernel, launch, one in zip(kernels, call.launches, moved, strict=True)
     ]
     return {
@@ -204,13 +209,14 @@ def spilling(rows: tables.Rows) -> list[str]:
 
 
 def table(rows: tables.Rows) -> tables.Table:
-    """Registers, spills, shared memory and occupancy of the kernels of stages, by width and target.
+    """The default tiles, registers, spills, shared memory and occupancy of the kernels of stages, by width and target.
 
     A line is for all dtypes and blocks, and for all passes: the fewest and the most.
     """
     return _lines(
         rows,
         {
+            "rows of a tile": lambda some: _range(some, "rows"),
             "threads": lambda some: _range(some, "threads"),
             "registers": lambda some: _range(some, "registers"),
             "spilled bytes": lambda some: _range(some, "spilled_bytes"),

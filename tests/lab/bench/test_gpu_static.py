@@ -224,9 +224,9 @@ def test_a_prediction_is_the_sum_of_what_limits_each_launch():
 
 
 def made_up_kernel(name, **changes):
-    kernel = {"kernel": name, "registers": 100, "spilled_bytes": 0, "threads": 256, "shared_bytes": 8192}
+    kernel = {"kernel": name, "rows": 8, "registers": 100, "spilled_bytes": 0, "threads": 256}
     counts = dict.fromkeys(NVIDIA.values(), 2)
-    more = {"programs": 1, "occupancy": 0.25, "of_cache_traffic": 1.25, "compile_seconds": 1.0}
+    more = {"shared_bytes": 8192, "programs": 1, "occupancy": 0.25, "of_cache_traffic": 1.25, "compile_seconds": 1.0}
     return {**kernel, **more, "instructions": counts, **changes}
 
 
@@ -252,6 +252,7 @@ class TestTables:
     def test_registers_are_ranges_over_dtypes(self):
         header, *lines = gpu_static.table(made_up_rows())
         assert len(lines) == 3
+        assert lines[0][header.index("rows of a tile")] == "8"
         assert lines[0][header.index("registers")] == "100 to 120"
         assert lines[0][header.index("shared, KiB")] == "8"
         assert lines[0][header.index("occupancy")] == "25%"
