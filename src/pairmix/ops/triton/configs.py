@@ -40,12 +40,13 @@ GPUs. With these, butterflies of 256, 1,024 and 4,096 coordinates spill no regis
 _MOST_ROWS = 64
 
 
-def forward_configs(lanes: int, dtype: torch.dtype, exchanges: bool) -> list[Config]:
+def forward_configs(lanes: int, dtype: torch.dtype, rotation: bool, exchanges: bool) -> list[Config]:
     """For a tile of so many lanes, computed in this dtype: the default, and what else is to be tried.
 
-    Where stages exchange values through memory, addresses take registers, too: tiles are smaller.
+    Cosines and sines take registers, and so do addresses where stages exchange values through memory: tiles are smaller.
     """
     best = _fitted(_FORWARD, lanes, dtype)
+    best = _halved(best) if rotation else best
     best = _halved(best) if exchanges else best
     return _tried([best, _halved(best), best._replace(threads=best.threads // 2), _halved(_halved(best))])
 

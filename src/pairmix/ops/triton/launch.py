@@ -110,7 +110,7 @@ class Operator:
         plan, tables = self.passes[index].plan, self.passes[index][1:]
         is_last, is_single = index == len(self.passes) - 1, plan.tiles == 1
         folds_apart = is_last and not is_single and self.out_features < self.n
-        tried = configs.forward_configs(plan.lanes, self.dtype, exchanges=0 in plan.strides)
+        tried = configs.forward_configs(plan.lanes, self.dtype, self.rotation, exchanges=0 in plan.strides)
         others = plan.tiles * self.maps
         memory, workers = z, -(-self.rows // min(config.rows for config in tried))
         if 0 in plan.strides or (is_last and is_single and folds_through_memory(plan, self.n, self.out_features)):
