@@ -43,7 +43,7 @@ _MOST_ROWS = 64
 def forward_configs(lanes: int, dtype: torch.dtype, rotation: bool, exchanges: bool) -> list[Config]:
     """For a tile of so many lanes, computed in this dtype: the default, and what else is to be tried.
 
-    Cosines and sines take registers, and so do addresses where stages exchange values through memory: tiles are smaller.
+    Cosines and sines take registers, and so do addresses of exchanges through memory: tiles are smaller then.
     """
     best = _fitted(_FORWARD, lanes, dtype)
     best = _halved(best) if rotation else best
