@@ -46,7 +46,7 @@ def forward_configs(lanes: int, dtype: torch.dtype, rotation: bool, exchanges: b
     Cosines and sines take registers, and so do addresses of exchanges through memory: tiles are smaller then.
     """
     best = _fitted(_FORWARD, lanes, dtype)
-    best = _halved(best) if rotation else best
+    best = best._replace(rows=max(1, best.rows // 2)) if rotation else best
     best = _halved(best) if exchanges else best
     return _tried([best, _halved(best), best._replace(threads=best.threads // 2), _halved(_halved(best))])
 
