@@ -92,3 +92,8 @@ def fused(monkeypatch):
 
     monkeypatch.setattr(kernels, "feed_forward", counted)
     return calls
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest test, so that in the end no process waits for it alone."""
+    items.sort(key=lambda item: item.name != "test_the_kernels_in_the_interpreter")
