@@ -74,7 +74,7 @@ def recorded(case: Case, batch: int, multiprocessors: int, warp_size: int) -> Ca
 
 
 def launches_of(layer: SPMLinear, x: Tensor, direction: str, multiprocessors: int, warp_size: int) -> list[Launch]:
-    """The launches of a layer on the device `meta`, forward or backward with all gradients."""
+    """The launches of a layer on the device `meta`: forward, or backward with the gradients that it requires."""
     from pairmix.ops.triton import configs
     from pairmix.ops.triton.gradients import Backward
     from pairmix.ops.triton.launch import Operator
@@ -95,7 +95,7 @@ def launches_of(layer: SPMLinear, x: Tensor, direction: str, multiprocessors: in
         if direction == "forward":
             operator.run(operator.x, 0, len(operator.passes))
         else:
-            needs = Parameters(*(tensor is not None for tensor in given))
+            needs = Parameters(*(tensor is not None and tensor.requires_grad for tensor in given))
             Backward(operator, x.new_empty(len(x), layer.out_features), True, needs).run()
     return launches
 

@@ -361,3 +361,13 @@ def test_kernels_of_other_layers_compile(schedule, block, architecture, directio
     found = launches_of(layer, x, direction, multiprocessors=100, warp_size=32 if architecture.startswith("sm") else 64)
     assert [launch.name for launch in found] == passes
     assert all(compiled(launch, architecture)["registers"] > 0 for launch in found)
+
+
+@needs_triton
+@pytest.mark.parametrize("schedule", [Schedule.butterfly(16, 2), Schedule.random(16, 2)], ids=["butterfly", "random"])
+def test_the_kernel_of_a_frozen_layer_compiles(schedule):
+    """It has no sums to add to: only the gradient of x."""
+    layer = SPMLinear(16, 16, schedule=schedule, device="meta").requires_grad_(False)
+    (found,) = launches_of(layer, torch.empty(64, 16, device="meta"), "backward", multiprocessors=100, warp_size=32)
+    assert found.name == "backward_pass"
+    assert compiled(found, "sm_80")["registers"] > 0

@@ -36,7 +36,7 @@ they are used again and again, and this fits into the cache of a GPU for servers
 _FORWARD = Config(rows=16_384, threads=512)
 _BACKWARD = Config(rows=8_192, threads=512, held=2)
 """For one lane in float32; tiles of more lanes have fewer rows. 16,384 numbers are 64 KiB, the shared memory of small
-GPUs. With these, butterflies of 256, 1,024 and 4,096 coordinates spill no registers on sm_80, sm_90 and gfx942."""
+GPUs. With these, butterflies of 256 to 4,096 coordinates spill no registers on sm_80, sm_90 and gfx942."""
 _MOST_ROWS = 64
 
 
@@ -82,18 +82,21 @@ def _autotunes() -> bool:
 _PREFERS_NARROW: dict[Hashable, bool] = {}
 
 
-def prefers_narrow_tiles(n: int, call: Hashable, run: Callable[[bool], object]) -> bool:
-    """Whether coordinates that fit into one tile are computed faster in several passes over narrow tiles.
+def tunes_width_of_tiles(n: int) -> bool:
+    """Whether it is to be measured if narrow tiles are faster than one that holds all coordinates.
 
     One pass moves the fewest bytes of rows. But a wide tile has few rows, and backward adds to all sums for every tile.
+    """
+    return _autotunes() and NARROWEST < n <= WIDEST
+
+
+def prefers_narrow_tiles(call: Hashable, run: Callable[[bool], object]) -> bool:
+    """Whether several passes over narrow tiles are faster than one.
 
     Args:
-        n: the number of coordinates.
         call: all that the time depends on; what was measured for it is kept.
         run: computes it, in narrow tiles or not.
     """
-    if not _autotunes() or not NARROWEST < n <= WIDEST:
-        return False
     if call not in _PREFERS_NARROW:
         _PREFERS_NARROW[call] = milliseconds(lambda: run(True)) < milliseconds(lambda: run(False))
     return _PREFERS_NARROW[call]

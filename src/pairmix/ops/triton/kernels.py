@@ -14,7 +14,7 @@ of a tile of the plan. P is the number of pairs.
 import triton
 import triton.language as tl
 
-from pairmix.ops.triton.stages import add, held, keep, run, transposed, walk_back
+from pairmix.ops.triton.stages import add, held, keep, run, stage, walk_back
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def backward_pass(
                     )
             elif gx is not None or OF_D_IN:
                 for i in tl.static_range(L):
-                    g = transposed(g, stages, L - 1 - i, STRIDES[L - 1 - i], FORM)
+                    g = stage(g, stages, L - 1 - i, STRIDES[L - 1 - i], FORM, TRANSPOSED=True)
 
             if OF_D_IN:
                 tiled = _load(x, IN, row, rows, column, real, N, IN, ACC)

@@ -49,10 +49,12 @@ def in_fastest_tiles(
     x: Tensor, schedule: DeviceSchedule, call: tuple[Hashable, ...], run: Callable[[bool], _Result]
 ) -> _Result:
     """The result of `run`, in narrow tiles or not; `call` is what its time depends on beside the schedule and x."""
+    if not configs.tunes_width_of_tiles(schedule.n):
+        return run(False)
     strides = tuple(one.plan.strides for one in passes_of(schedule))
     rows = (x.numel() // x.shape[-1]).bit_length()  # a time is kept for each power of two
     call = (*call, schedule.n, strides, rows, x.shape[-1], x.dtype, x.device)
-    return run(configs.prefers_narrow_tiles(schedule.n, call, run))
+    return run(configs.prefers_narrow_tiles(call, run))
 
 
 class Operator:

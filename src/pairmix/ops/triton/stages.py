@@ -27,7 +27,7 @@ def run(
 ):  # fmt: skip
     """z_STOP from z_START."""
     for l in tl.static_range(START, STOP):
-        z = _stage(z, stages, l, STRIDES[l], FORM)
+        z = stage(z, stages, l, STRIDES[l], FORM)
     return z
 
 
@@ -38,7 +38,7 @@ def held(
     """z_START ... z_STOP, from the first of them."""
     all_z = (z,)
     for l in tl.static_range(START, STOP):
-        z = _stage(z, stages, l, STRIDES[l], FORM)
+        z = stage(z, stages, l, STRIDES[l], FORM)
         all_z = all_z + (z,)  # noqa: RUF005 - Triton has no starred expressions
     return all_z
 
@@ -54,36 +54,24 @@ def walk_back(
 
 
 @triton.jit
-def _stage(z, stages, l: tl.constexpr, S: tl.constexpr, FORM: tl.constexpr):
-    """The output of a stage from its input."""
+def stage(z, stages, l: tl.constexpr, S: tl.constexpr, FORM: tl.constexpr, TRANSPOSED: tl.constexpr = False):
+    """The output of a stage from its input; transposed, the gradient of its input from that of its output."""
     N: tl.constexpr = FORM[0]
     if S > 0:
         pair, a, b, c, d = _abcd(z, stages, l, S, FORM)
+        if TRANSPOSED:
+            b, c = c, b
         z1, z2 = _split(z, S)
         return _joined(a * z1 + b * z2, _unless(pair == N // 2, c * z1 + d * z2, N), z)
     else:
-        member, own, other = _own_and_other(z, stages, l, FORM, False)
+        member, own, other = _own_and_other(z, stages, l, FORM, TRANSPOSED)
         z_other = _exchanged(z, stages, l)
         return own * z + _unless(member == N - 1, other * z_other, N)
 
 
 @triton.jit
-def transposed(g, stages, l: tl.constexpr, S: tl.constexpr, FORM: tl.constexpr):
-    """The gradient of a stage's input from that of its output."""
-    N: tl.constexpr = FORM[0]
-    if S > 0:
-        pair, a, b, c, d = _abcd(g, stages, l, S, FORM)
-        g1, g2 = _split(g, S)
-        return _joined(a * g1 + c * g2, _unless(pair == N // 2, b * g1 + d * g2, N), g)
-    else:
-        member, own, other = _own_and_other(g, stages, l, FORM, True)
-        g_other = _exchanged(g, stages, l)
-        return own * g + _unless(member == N - 1, other * g_other, N)
-
-
-@triton.jit
 def _stage_back(z, g, stages, sums, l: tl.constexpr, S: tl.constexpr, FORM: tl.constexpr):
-    """As `transposed`; adds the gradients of the stage's blocks and scale."""
+    """The gradient of a stage's input from that of its output; adds the gradients of its blocks and scale."""
     N: tl.constexpr = FORM[0]
     P: tl.constexpr = N // 2
     of_blocks, of_scales, again = sums
