@@ -88,10 +88,15 @@ def test_the_rule():
     assert spm_rate(SPMLinear(1024, 1024), 1e-3, "sgd") == 2e-3
 
 
-def test_many_layers_learn_more_slowly_than_one():
+def test_many_layers():
+    """The rate of a dense model falls with its depth, and that of SPM does less; its bound does."""
     layers = [SPMLinear(64, 64) for _ in range(16)]
-    (one,), (all_of_them,) = param_groups(layers[0], 1e-3), param_groups(nn.Sequential(*layers, layers[3]), 1e-3)
-    assert all_of_them["lr"] == pytest.approx(one["lr"] / 2)
+    model = nn.Sequential(nn.Embedding(9, 250), *layers, layers[3])
+    one = [spm_rate(layers[0], lr) for lr in (1e-3, 1.0)]
+    many, at_bound = param_groups(model, 1e-3), param_groups(model, 1.0)
+    assert many[1]["lr"] == pytest.approx(2 * one[0])
+    assert at_bound[1]["lr"] == pytest.approx(one[1] / 2)
+    assert many[0]["lr"] == pytest.approx(4 * embedding_rate(250, 1e-3)) == pytest.approx(0.04)
 
 
 def test_no_rate_is_so_large_that_it_diverges():

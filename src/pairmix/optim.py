@@ -104,10 +104,10 @@ def param_groups(
 def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int = 1) -> float:
     """The learning rate of an SPM layer in the place of a dense one whose best rate is `lr`.
 
-    For Adam and its kin `min(lr m / 30, 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of features,
-    L that of stages and K that of SPM layers in the model. The best rate of a dense layer falls with its width; that of
-    an SPM layer does not, but falls with its depth and somewhat with that of the model, and larger rates than the bound
-    often diverged. Of a layer that starts at or near the identity, to stay there, m counts as 256 at most. For SGD
+    For Adam and its kin `min(lr m K^(1/2) / 30, 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of
+    features, L that of stages and K that of SPM layers in the model. The best rate of a dense layer falls with its
+    width and with the depth of the model; that of an SPM layer falls with its own depth and only somewhat with that of
+    the model, and larger rates than the bound often diverged. Of a layer that starts at or near the identity, to stay there, m counts as 256 at most. For SGD
     `20 lr / L`: the gradients of wide layers are small already. The constants were fitted in short runs: see
     docs/training.md.
     """
@@ -116,16 +116,17 @@ def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int =
         return 20 * lr / stages
     if layer.init in ("identity", "near_identity"):
         features = min(features, 256)
-    return min(lr * features / 30, 0.06) / math.sqrt(stages * math.sqrt(layers))
+    return min(lr * features * math.sqrt(layers) / 30, 0.06) / math.sqrt(stages * math.sqrt(layers))
 
 
-def embedding_rate(features: int, lr: float) -> float:
+def embedding_rate(features: int, lr: float, layers: int = 1) -> float:
     """The learning rate, for Adam and its kin, of an embedding in a model of SPM layers.
 
-    `min(lr d / 25, 0.1)` for d features, but never less than `lr`. A step reads one row of the table for each token, so
-    the rate that suits it does not fall with the width, as that of dense layers does.
+    `min(lr d K^(1/2) / 25, 0.1)` for d features and K layers, but never less than `lr`. A step reads one row of the
+    table for each token, so the rate that suits it does not fall with the width and the depth of the model, as that of
+    dense layers does.
     """
-    return max(lr, min(lr * features / 25, 0.1))
+    return max(lr, min(lr * features * math.sqrt(layers) / 25, 0.1))
 
 
 def _sorted(
@@ -137,7 +138,7 @@ def _sorted(
     def rate_of_embedding(module: nn.Embedding | nn.EmbeddingBag) -> float:
         if embedding_scale is not None:
             return lr * embedding_scale
-        return embedding_rate(module.embedding_dim, lr) if layers and optimizer == "adam" else lr
+        return embedding_rate(module.embedding_dim, lr, layers) if layers and optimizer == "adam" else lr
 
     seen = set[torch.Tensor]()
     for module in model.modules():
