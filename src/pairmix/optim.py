@@ -107,9 +107,9 @@ def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int =
     For Adam and its kin `min(lr m K^(1/2) / 30, 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of
     features, L that of stages and K that of SPM layers in the model. The best rate of a dense layer falls with its
     width and with the depth of the model; that of an SPM layer falls with its own depth and only somewhat with that of
-    the model, and larger rates than the bound often diverged. Of a layer that starts at or near the identity, to stay there, m counts as 256 at most. For SGD
-    `20 lr / L`: the gradients of wide layers are small already. The constants were fitted in short runs: see
-    docs/training.md.
+    the model, and larger rates than the bound often diverged. Of a layer that starts at or near the identity, to stay
+    there, m counts as 256 at most. For SGD `20 lr / L`: the gradients of wide layers are small already. The constants
+    were fitted in short runs: see docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
