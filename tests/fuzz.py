@@ -50,6 +50,11 @@ def random_width(rng: random.Random) -> int:
     return rng.choice([small, small | 1, any_width, rng.choice(PRIMES), 2 ** rng.randint(0, 9), near_vectors])
 
 
+def random_end(rng: random.Random, n: int) -> int:
+    """A number of features: that of the coordinates, any smaller one, or one that they are a multiple of."""
+    return rng.choice([n, n, rng.randint(1, n), rng.choice([k for k in range(1, n + 1) if n % k == 0])])
+
+
 def random_leading(rng: random.Random) -> tuple[int, ...]:
     rows = rng.choice([0, 1, rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 80)])
     if rows == 1 and rng.random() < 0.5:
@@ -110,8 +115,8 @@ def random_layer(seed: int) -> Layer:
     arguments = oracle.random_arguments(
         random_schedule(rng, n),
         block,
-        in_features=rng.choice([n, n, rng.randint(1, n)]),
-        out_features=rng.choice([n, n, rng.randint(1, n)]),
+        in_features=random_end(rng, n),
+        out_features=random_end(rng, n),
         leading=random_leading(rng),
         dtype=dtype,
         residual=rng.choice(["scale", "pass"]),

@@ -78,6 +78,17 @@ def test_batches_that_fill_tiles_or_not(block, n, rows, builds):
         check(oracle.random_arguments(SCHEDULES[kind](n, 7), block, leading=(rows,), dtype=dtype), builds)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(("in_features", "out_features"), [(16, 64), (64, 16), (32, 96), (96, 32), (16, 32)])
+def test_a_width_that_is_a_multiple_of_the_features(in_features, out_features, block, dtype, builds):
+    """Then kernels can repeat and sum up whole vectors."""
+    n = {16: 64, 32: 96}[min(in_features, out_features)]
+    for kind, rows in product(("butterfly", "random"), (3, 21)):
+        ends = {"in_features": in_features, "out_features": out_features}
+        check(oracle.random_arguments(SCHEDULES[kind](n, 8), block, leading=(rows,), dtype=dtype, **ends), builds)
+
+
 @pytest.mark.parametrize("in_features", [1, 3, 10])
 @pytest.mark.parametrize("out_features", [1, 4, 10])
 def test_wider_than_both_ends(in_features, out_features, builds):

@@ -65,8 +65,10 @@ class Coeffs {
   int64_t step(int32_t l) const { return is_read_in_place(l) ? 1 : 4; }
   int64_t row(int32_t l) const { return is_read_in_place(l) ? half_ : kLanes; }
 
-  // Makes the copies, where `lay_out` has put them.
+  // Makes the copies, where `lay_out` has put them, if they are not there yet.
   void prepare() {
+    if (is_prepared_) return;
+    is_prepared_ = true;
     std::fill(ones_, ones_ + plan_.even(), T(1));
     pad(given_.d_in, d_in_);
     pad(given_.d_out, d_out_);
@@ -329,7 +331,7 @@ class Coeffs {
   const bool rotation_, reads_in_place_;
   const int64_t half_;
   const Parameters given_;
-  bool is_moderate_ = true;
+  bool is_prepared_ = false, is_moderate_ = true;
   decltype(typename L::Numbers{} == typename L::Numbers{}) lost_{};  // in the lanes where it is not zero
   T *copies_, *plain_, *ones_, *d_in_, *d_out_;
   T* sincos_;  // cos and sin

@@ -26,7 +26,7 @@ class FeedForwardRun {
   FeedForwardRun(const FeedForward& block, bool backward) : it_(block), gated_(block.ups == 2) {
     const int32_t depth = Map::depth_in_chain(it_.down, backward);
     for (int32_t k = 0; k < it_.ups; ++k) up_[k] = std::make_unique<Map>(it_.up[k], backward, depth);
-    down_ = std::make_unique<Map>(it_.down, backward, depth);
+    down_ = std::make_unique<Map>(it_.down, backward, depth, /*reads_rows=*/false);
     const int64_t hidden = int64_t{down_->units()} * kLanes, n = it_.down.plan->n();
     lay_out_in(arena_, [&](Parts& parts) {
       for (int32_t k = 0; k < it_.ups; ++k) bias_[k] = parts.take<T>(hidden);
@@ -96,9 +96,7 @@ class FeedForwardRun {
   void tile_backward(Work& work) const {
     for (int32_t k = 0; k < it_.ups; ++k) {
       if (up_[k]->wants_parameters()) {
-        up_[k]->read_input(work.up[k]->kept[0], *work.up[k]);
-        up_[k]->keep_inputs(*work.up[k]);
-        up_[k]->mix_last(work.tiles.hidden[k], *work.up[k]);
+        up_[k]->mix_and_keep(work.tiles.hidden[k], *work.up[k]);
       } else {
         up_[k]->read_input(work.tiles.hidden[k], *work.up[k]);
         up_[k]->mix(work.tiles.hidden[k], *work.up[k]);

@@ -21,9 +21,9 @@ template <class S, class T, int kLanes = Simd<T>::width>
 Left run_with_lanes(const Call& call, bool backward, int32_t lanes) {
   if (lanes == kLanes) {
     Run<S, T, kLanes> run(call, backward);
-    if (!run.is_exact()) return Left::everything;
-    if (backward) return run.backward() ? Left::nothing : Left::gradients_of_parameters;
-    run.forward();
+    bool all = true;
+    backward ? void(all = run.backward()) : run.forward();
+    return !run.is_exact() ? Left::everything : all ? Left::nothing : Left::gradients_of_parameters;
   } else if constexpr (kLanes > 1) {
     return run_with_lanes<S, T, kLanes / 2>(call, backward, lanes);
   }

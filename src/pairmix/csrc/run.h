@@ -26,9 +26,13 @@ inline Rows from_row(Rows rows, int64_t start) {
   return rows;
 }
 
+// Forward, which has nothing to sum up, each thread has so many shares of the tiles: others can take them over, if it is late.
+constexpr int64_t kForwardShares = 4;
+
 // What a thread works with.
 template <class T>
 struct Workspace {
+  int32_t number;
   Share share;                // of the tile at hand
   Rows x, y, grad, grad_x;  // its rows, those that there are
   int64_t count;              // how many
@@ -47,17 +51,16 @@ class Run {
   using Sizes = Tiling<T, kLanes>;
 
  public:
-  // With a `depth`, tiles have so many vectors, and are handed from one run to the next: each thread has tiles of its own,
-  // and no stage is computed before or after them.
-  Run(const Call& call, bool backward, int32_t depth = 0)
+  // With a `depth`, tiles have so many vectors, and are handed from one run to the next: each thread has tiles of its own, and
+  // only the first run of the chain has rows as its input.
+  Run(const Call& call, bool backward, int32_t depth = 0, bool reads_rows = true)
       : call_(call),
         plan_(*call.plan),
-        fuses_rows_(!depth && RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
+        fuses_rows_(reads_rows && RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
         shares_(!depth && Sizes::threads_share_tiles(call)),
         depth_(depth ? depth : Sizes::depth(call, backward, shares_)),
         layout_(plan_.layout(Simd<T>::width, Sizes::budget(call, backward, depth_, fuses_rows_))),
         mover_(plan_.n(), layout_.units * kLanes),
-        coeffs_(call, layout_),
         backward_(backward) {
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
     tiles_ = (call.rows + rows_per_tile_ - 1) / rows_per_tile_;
@@ -68,9 +71,9 @@ class Run {
 
     if (int64_t{place(layout_.units)} * depth_ > std::numeric_limits<int32_t>::max())
       throw std::length_error("a width of " + std::to_string(plan_.n()) + " is more than the kernels can address");
+    coeffs_ = std::vector<Coeffs<T, kLanes>>(shares_ ? 1 : threads_, {call, layout_});
     lay_out_in(arena_, [this](Parts& parts) { lay_out(parts); });
     for (int32_t unit = 0; unit < layout_.units; ++unit) offset_[unit] = place(unit) * depth_;
-    if (wants_rest_) coeffs_.prepare();
     make_steps();
   }
 
@@ -79,8 +82,9 @@ class Run {
 
   int32_t threads() const { return threads_; }
 
-  // Whether the coefficients are what the parameters say; if not, a plan with the diagonals apart has to be run.
-  bool is_exact() const { return coeffs_.is_exact(); }
+  // Whether the coefficients are what the parameters say; if not, nothing is computed, and a plan with the diagonals apart has to
+  // be run.
+  bool is_exact() const { return prepared(0).is_exact(); }
 
   void forward() {
     each_tile([this](Workspace<T>& work) { tile_forward(work); });
@@ -89,7 +93,7 @@ class Run {
   // Returns what `collect` does.
   bool backward() {
     each_tile([this](Workspace<T>& work) { tile_backward(work); });
-    return collect();
+    return is_exact() && collect();
   }
 
   // The gradients of the parameters, from the sums of all shares. They are added up in the order of the shares, so that the
@@ -105,7 +109,7 @@ class Run {
     std::vector<T*> coeff_gradients;
     for (const Workspace<T>& work : workspaces_)
       if (!shares_ || coeff_gradients.empty()) coeff_gradients.push_back(work.coeff_gradients);
-    return coeffs_.collect(coeff_gradients, call_.gradients, call_.threads);
+    return prepared(0).collect(coeff_gradients, call_.gradients, call_.threads);
   }
 
   // For a thread that walks the rows of all steps on its own: the first `count` of these.
@@ -136,7 +140,7 @@ class Run {
 
   // What is added up over tiles becomes zero.
   void clear_sums(Workspace<T>& work) const {
-    const int64_t sums = wants_parameters_ ? plan_.stages() * coeffs_.stage_size() : 0;
+    const int64_t sums = wants_parameters_ ? plan_.stages() * stage_size() : 0;
     std::fill(work.coeff_gradients + work.share.begin(sums), work.coeff_gradients + work.share.end(sums), T(0));
     if (backward_ && call_.gradients.bias) std::fill_n(work.bias_gradient, layout_.units * kLanes, T(0));
   }
@@ -150,7 +154,7 @@ class Run {
   void read_input(const Tile<T>& tile, Workspace<T>& work) const {
     if constexpr (RowStages<S, T, kLanes>::exists)
       if (fuses_rows_) {
-        row_stages().read(work.x, work.count, tile, work.share);
+        row_stages(work).read(work.x, work.count, tile, work.share);
         return wait_for_others(work);
       }
     mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
@@ -171,8 +175,12 @@ class Run {
   void keep_inputs(Workspace<T>& work) const {
     for (size_t k = 0; k + 1 < layout_.groups.size(); ++k) group_forward(k, work.kept[k], work.kept[k + 1], work);
   }
-  // And from that of the last one the output.
-  void mix_last(const Tile<T>& to, Workspace<T>& work) const {
+
+  // The output, from rows; the inputs of all groups are kept.
+  void mix_and_keep(const Tile<T>& to, Workspace<T>& work) const {
+    if (layout_.groups.empty()) return read_input(to, work);  // the stages of rows are all there is
+    read_input(work.kept[0], work);
+    keep_inputs(work);
     const size_t last = layout_.groups.size() - 1;
     group_forward(last, work.kept[last], to, work);
   }
@@ -190,9 +198,12 @@ class Run {
 
   void write_gradient(Workspace<T>& work) const {
     if constexpr (RowStages<S, T, kLanes>::exists)
-      if (fuses_rows_)
-        return row_stages().write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x,
-                                       work.count, work.share);
+      if (fuses_rows_) {
+        row_stages(work).write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x, work.count,
+                                work.share);
+        if (call_.in_features == plan_.n()) return;
+        wait_for_others(work);
+      }
     if (call_.grad_x.data)
       mover_.write(work.gradient, nullptr, work.grad_x, work.count, call_.in_features, work.buffer, work.share);
   }
@@ -202,6 +213,7 @@ class Run {
   template <class F>
   void each_tile(F f) {
     const auto walk = [&](Workspace<T>& work, const Share& tiles) {
+      if (!coeffs_of(work).is_exact()) return;
       clear_sums(work);
       wait_for_others(work);
       for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
@@ -210,7 +222,11 @@ class Run {
         wait_for_others(work);
       }
     };
-    if (!shares_) return in_shares(threads_, [&](const Share& mine) { walk(workspaces_[mine.member], mine); });
+    if (!shares_ && backward_) return in_shares(threads_, [&](const Share& mine) { walk(workspaces_[mine.member], mine); });
+    if (!shares_)
+      return in_shares(threads_, static_cast<int32_t>(std::min<int64_t>(tiles_, kForwardShares * threads_)),
+                       [&](const Share& mine, int32_t thread) { walk(workspaces_[thread], mine); });
+    if (!is_exact()) return;
     size_t team = 0;  // OpenMP may give fewer threads than it was asked for
 #pragma omp parallel num_threads(threads_)
     {
@@ -221,6 +237,15 @@ class Run {
       walk(work, Share{});
     }
     workspaces_.resize(team);
+  }
+
+  int64_t stage_size() const { return coeffs_[0].stage_size(); }
+
+  // Each thread makes the copy that it reads: it would take longer to get one out of the cache of another core.
+  const Coeffs<T, kLanes>& coeffs_of(const Workspace<T>& work) const { return prepared(shares_ ? 0 : work.number); }
+  const Coeffs<T, kLanes>& prepared(int32_t copy) const {
+    if (wants_rest_) coeffs_[copy].prepare();
+    return coeffs_[copy];
   }
 
   // If they work on the same tile.
@@ -246,12 +271,13 @@ class Run {
   void lay_out(Parts& parts) {
     const int64_t tile = int64_t{place(layout_.units)} * depth_, largest = layout_.largest;
     const int64_t levels = backward_ && wants_parameters_ ? layout_.longest : 0;
-    coeffs_.lay_out(parts);
+    for (auto& copy : coeffs_) copy.lay_out(parts);
     offset_ = parts.take<int32_t>(layout_.units);
     workspaces_.assign(threads_, {});
     for (Workspace<T>& work : workspaces_) {
       const bool owns = !shares_ || &work == workspaces_.data();
       if (!owns) work = workspaces_[0];
+      work.number = static_cast<int32_t>(&work - workspaces_.data());
       const size_t kept = wants_parameters_ ? layout_.groups.size() : backward_ ? 0 : 1;
       for (size_t k = 0; k < kept && owns; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offset_});
       work.buffer = parts.take<T>(mover_.buffer_size());
@@ -262,7 +288,7 @@ class Run {
       if (!backward_) continue;
       if (owns) work.gradient = {parts.take<Vector<T>>(tile), offset_};
       if (call_.gradients.bias) work.bias_gradient = parts.take<T>(int64_t{layout_.units} * kLanes);
-      if (wants_parameters_ && owns) work.coeff_gradients = parts.take<T>(plan_.stages() * coeffs_.stage_size());
+      if (wants_parameters_ && owns) work.coeff_gradients = parts.take<T>(plan_.stages() * stage_size());
     }
   }
 
@@ -288,8 +314,8 @@ class Run {
       for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
         const int32_t* stride = layout_.stride.data() + l;
         const bool run = is_run<kLanes>(stride, group.last_stage - l);
-        const bool quads = layout_.quads[l] && coeffs_.kind(l) == coeffs_.kind(l + 1);
-        steps.push_back({l, run ? Kind::inside_run : coeffs_.kind(l), quads, whole_units});
+        const bool quads = layout_.quads[l] && coeffs_[0].kind(l) == coeffs_[0].kind(l + 1);
+        steps.push_back({l, run ? Kind::inside_run : coeffs_[0].kind(l), quads, whole_units});
         whole_units += !*stride;
         if (run) l += kRunStages<kLanes> - 1;
       }
@@ -298,17 +324,18 @@ class Run {
 
   Stage<T> stage(const Component& component, const Step& step, const Workspace<T>& work, T* gradients) const {
     const int32_t pairs = component.pairs_begin + step.earlier_whole_units * (component.units / 2);
+    const Coeffs<T, kLanes>& coeffs = coeffs_of(work);
     return {step.kind,
             layout_.stride[step.stage],
             layout_.pairs.data() + pairs,
             unit_list(component),
             component.units,
             component.padding,
-            coeffs_.of(step.stage),
-            coeffs_.step(step.stage),
-            coeffs_.row(step.stage),
-            gradients ? gradients + step.stage * coeffs_.stage_size() : nullptr,
-            coeffs_.stage_size(),
+            coeffs.of(step.stage),
+            coeffs.step(step.stage),
+            coeffs.row(step.stage),
+            gradients ? gradients + step.stage * stage_size() : nullptr,
+            stage_size(),
             step.stage > 0 || call_.grad_x.data,
             work.depth};
   }
@@ -335,7 +362,9 @@ class Run {
     });
   }
 
-  RowStages<S, T, kLanes> row_stages() const { return {coeffs_.of(0), coeffs_.stage_size(), layout_.units}; }
+  RowStages<S, T, kLanes> row_stages(const Workspace<T>& work) const {
+    return {coeffs_of(work).of(0), stage_size(), call_.in_features, plan_.n()};
+  }
 
   void tile_forward(Workspace<T>& work) const {
     read_input(work.kept[0], work);
@@ -382,7 +411,7 @@ class Run {
   const int32_t depth_;
   const Layout& layout_;
   const Mover<S, T, kLanes> mover_;
-  Coeffs<T, kLanes> coeffs_;
+  mutable std::vector<Coeffs<T, kLanes>> coeffs_;  // made when they are first read
   const bool backward_;
   bool wants_parameters_, wants_rest_;
   int64_t rows_per_tile_, tiles_;

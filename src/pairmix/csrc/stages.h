@@ -237,26 +237,48 @@ struct InsideBlock {
     return z;
   }
 
-  // From the gradient of the output to that of the input z.
-  template <bool kParameters, int kStages = count, class AfterStage = Keep>
-  [[gnu::always_inline]] Vector<T> backward(Vector<T> z, Vector<T> g, AfterStage after_stage = {}) {
-    if constexpr (kStages > 0) {
-      constexpr int s = kStages - 1;
-      if constexpr (kParameters) {
-        const Vector<T> input = forward<s>(z, after_stage);
-        gp[s] += g * input;
-        gq[s] += g * exchange<stride(s), T>(input);
-      }
-      const Vector<T> of_input = crossed<T, stride(s)>(p[s], exchange<stride(s), T>(q[s]), g);
-      g = backward<kParameters, s>(z, after_stage(of_input), after_stage);
+  // From the gradients of outputs to those of the inputs z, for some vectors. Stage by stage, so that the coefficients and sums of
+  // one stage are all that takes registers.
+  template <bool kParameters, int kVectors, class AfterStage = Keep>
+  [[gnu::always_inline]] void backward(const Vector<T>* z, Vector<T>* g, AfterStage after_stage = {}) {
+    Vector<T> inputs[kParameters ? count : 1][kVectors];
+    if constexpr (kParameters) {
+      for (int k = 0; k < kVectors; ++k) inputs[0][k] = z[k];
+      keep_inputs<kVectors>(inputs, after_stage, std::make_index_sequence<count - 1>{});
     }
-    return g;
+    walk_back<kParameters, kVectors>(inputs, g, after_stage);
   }
 
   [[gnu::always_inline]] void add_gradients_to(T* packed, int64_t stage_size) const {
     for (int s = 0; s < count; ++s, packed += stage_size) {
       const Vector<T> sums[] = {gp[s], gq[s]};
       add_folded<kLanes, T>(packed, sums);
+    }
+  }
+
+ private:
+  template <int kVectors, class Inputs, class AfterStage, size_t... I>
+  [[gnu::always_inline]] void keep_inputs(Inputs& inputs, AfterStage after_stage, std::index_sequence<I...>) const {
+    ([&] {
+      for (int k = 0; k < kVectors; ++k)
+        inputs[I + 1][k] = after_stage(crossed<T, stride(I)>(p[I], q[I], inputs[I][k]));
+    }(), ...);
+  }
+
+  template <bool kParameters, int kVectors, int kStages = count, class Inputs, class AfterStage>
+  [[gnu::always_inline]] void walk_back(const Inputs& inputs, Vector<T>* g, AfterStage after_stage) {
+    if constexpr (kStages > 0) {
+      constexpr int s = kStages - 1;
+      const Vector<T> transposed = exchange<stride(s), T>(q[s]);
+#pragma GCC unroll 8
+      for (int k = 0; k < kVectors; ++k) {
+        if constexpr (kParameters) {
+          gp[s] += g[k] * inputs[s][k];
+          gq[s] += g[k] * exchange<stride(s), T>(inputs[s][k]);
+        }
+        g[k] = after_stage(crossed<T, stride(s)>(p[s], transposed, g[k]));
+      }
+      walk_back<kParameters, kVectors, s>(inputs, g, after_stage);
     }
   }
 };
@@ -277,10 +299,12 @@ struct ScaleBlock {
   Vector<T> forward(Vector<T> z, AfterStage after_stage) const {
     return after_stage(p * z);
   }
-  template <bool kParameters, class AfterStage>
-  Vector<T> backward(Vector<T> z, Vector<T> g, AfterStage after_stage) {
-    if constexpr (kParameters) gp += g * z;
-    return after_stage(p * g);
+  template <bool kParameters, int kVectors, class AfterStage>
+  void backward(const Vector<T>* z, Vector<T>* g, AfterStage after_stage) {
+    for (int k = 0; k < kVectors; ++k) {
+      if constexpr (kParameters) gp += g[k] * z[k];
+      g[k] = after_stage(p * g[k]);
+    }
   }
   void add_gradients_to(T* packed, int64_t) const {
     const Vector<T> sums[] = {gp};
@@ -314,8 +338,9 @@ void inside_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   each_unit<T, kLanes>(stage, [&](int32_t unit, auto after_stage) {
     Block block(stage.coeffs + stage.place_of_unit(unit, kLanes), stage.stage_size);
     const Vector<T>* x = kParameters ? z[unit] : nullptr;
-    for (int32_t r = 0; r < stage.depth; ++r)
-      g[unit][r] = block.template backward<kParameters>(kParameters ? x[r] : Vector<T>{}, g[unit][r], after_stage);
+    int32_t r = 0;
+    for (; r + 4 <= stage.depth; r += 4) block.template backward<kParameters, 4>(x + r, g[unit] + r, after_stage);
+    for (; r < stage.depth; ++r) block.template backward<kParameters, 1>(x + r, g[unit] + r, after_stage);
     if constexpr (kParameters) block.add_gradients_to(stage.gradients + stage.place_of_unit(unit, kLanes), stage.stage_size);
   });
 }

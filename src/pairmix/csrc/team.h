@@ -52,28 +52,33 @@ inline Attendance& attendance() {
   return of_this_process;
 }
 
-// Calls f for every share of some work. Each thread begins with its own, and then takes what nobody has begun. What a share
-// consists of is always the same, whoever does it.
+// Calls f(share, thread) for every share of some work. Each thread begins with its own ones, and then takes what nobody has
+// begun. What a share consists of is always the same, whoever does it.
 template <class F>
-void in_shares(int32_t shares, F f) {
-  if (shares == 1) return f(Share{});
-  if (attendance().is_poor()) {
-    for (int32_t member = 0; member < shares; ++member) f(Share{member, shares});
+void in_shares(int32_t threads, int32_t shares, F f) {
+  if (threads == 1 || attendance().is_poor()) {
+    for (int32_t member = 0; member < shares; ++member) f(Share{member, shares}, 0);
     return;
   }
   std::vector<std::atomic<bool>> begun(shares);
   const auto start = Attendance::now();
   auto end_of_work = start;
-#pragma omp parallel num_threads(shares)
+#pragma omp parallel num_threads(threads)
   {
-    const int32_t me = omp_get_thread_num();
+    const int32_t me = omp_get_thread_num(), first = shares * me / omp_get_num_threads();
     for (int32_t k = 0; k < shares; ++k) {
-      const int32_t member = (me + k) % shares;
-      if (!begun[member].exchange(true)) f(Share{member, shares});
+      const int32_t member = (first + k) % shares;
+      if (!begun[member].exchange(true)) f(Share{member, shares}, me);
     }
     if (me == 0) end_of_work = Attendance::now();
   }
   attendance().note(end_of_work - start, Attendance::now() - end_of_work);
+}
+
+// One share for each thread, if all of them come.
+template <class F>
+void in_shares(int32_t threads, F f) {
+  in_shares(threads, threads, [&](const Share& mine, int32_t) { f(mine); });
 }
 
 }  // namespace

@@ -105,8 +105,8 @@ inline void in_blocks(int64_t count, const Share& share, F f) {
 
 // Moves rows of the caller's memory into tiles and out of them.
 //
-// A square operator's rows go straight to their places. Those of a rectangular one, or with gaps between the columns, go
-// through a buffer in which they are tiled or folded.
+// Rows as wide as the tile go straight to their places, and so do those that it is a multiple of, if they are whole vectors: they
+// are repeated or summed on the way. All others, and those with gaps between the columns, go through a buffer.
 template <class S, class T, int kLanes>
 class Mover {
  public:
@@ -123,17 +123,21 @@ class Mover {
   void read(const Rows& rows, int64_t count, int32_t features, const Tile<T>& tile, T* buffer, T* column_sums,
             const Share& share) const {
     const S* data = static_cast<const S*>(rows.data);
-    const bool direct = features == n_ && rows.column_stride == 1;
+    const bool direct = goes_straight(features) && rows.column_stride == 1;
     in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       const S* row = data + first * rows.row_stride;
-      if (direct) return read_block<vectors()>(row, rows.row_stride, together, n_, tile, first, column_sums);
+      if (direct) {
+        for (int32_t copy = 0; copy < n_; copy += features)
+          read_block<vectors()>(row, rows.row_stride, together, features, tile, copy, first, copy ? nullptr : column_sums);
+        return;
+      }
       for (int k = 0; k < together; ++k) {
         T* values = buffer + int64_t{k} * padded_;
         read_row(row + k * rows.row_stride, rows.column_stride, features, n_, padded_, values);
         if (column_sums)
           for (int32_t i = 0; i < features; ++i) column_sums[i] += values[i];
       }
-      read_block<vectors()>(buffer, padded_, together, padded_, tile, first, nullptr);
+      read_block<vectors()>(buffer, padded_, together, padded_, tile, 0, first, nullptr);
     });
   }
 
@@ -143,7 +147,10 @@ class Mover {
     S* data = static_cast<S*>(rows.data);
     in_blocks<T, kLanes>(count, share, [&](int64_t first, int together, auto vectors) {
       S* row = data + first * rows.row_stride;
-      if (features == n_) return write_block<vectors()>(tile, first, bias, rows.adds, row, rows.row_stride, together, n_);
+      if (goes_straight(features)) {
+        if (features < n_) fold<vectors()>(tile, first, features);
+        return write_block<vectors()>(tile, first, bias, rows.adds, row, rows.row_stride, together, features);
+      }
       write_block<vectors()>(tile, first, static_cast<const T*>(nullptr), false, buffer, padded_, together, padded_);
       for (int k = 0; k < together; ++k)
         write_row(buffer + int64_t{k} * padded_, n_, features, bias, rows.adds, buffer + int64_t{rows_together} * padded_,
@@ -152,9 +159,12 @@ class Mover {
   }
 
  private:
+  bool goes_straight(int32_t features) const { return features == n_ || (n_ % features == 0 && features % width == 0); }
+
+  // The columns go to the coordinates from `start` on. If these are the last ones, the padding becomes zero.
   template <int kVectors, class From>
-  void read_block(const From* from, int64_t stride, int together, int32_t columns, const Tile<T>& tile, int64_t first,
-                  T* column_sums) const {
+  void read_block(const From* from, int64_t stride, int together, int32_t columns, const Tile<T>& tile, int32_t start,
+                  int64_t first, T* column_sums) const {
     constexpr int rows = kVectors * rows_in_vector;
     Vector<T>* const to = tile.vectors + first / rows_in_vector;
     int32_t i = 0;
@@ -169,16 +179,30 @@ class Mover {
 #pragma GCC unroll 4
         for (int k = 0; k < kVectors; ++k) {
           transpose<T, kLanes>(v + k * rows_in_vector);
-          for (int u = 0; u < rows_in_vector; ++u) to[tile.offset[i / kLanes + u] + k] = v[k * rows_in_vector + u];
+          for (int u = 0; u < rows_in_vector; ++u) to[tile.offset[(start + i) / kLanes + u] + k] = v[k * rows_in_vector + u];
         }
       }
-    for (; i < padded_; ++i)
+    for (; i < columns; ++i)
       for (int k = 0; k < rows; ++k) {
         T value = 0;
-        if (k < together && i < columns) widen(from + k * stride + i, 1, &value);
-        reinterpret_cast<T*>(to + tile.offset[i / kLanes] + k / rows_in_vector)[k % rows_in_vector * kLanes + i % kLanes] = value;
-        if (column_sums && i < columns) column_sums[i] += value;
+        if (k < together) widen(from + k * stride + i, 1, &value);
+        number(to, tile, start + i, k) = value;
+        if (column_sums) column_sums[i] += value;
       }
+    if (start + columns >= n_)
+      for (i = start + columns; i < padded_; ++i)
+        for (int k = 0; k < rows; ++k) number(to, tile, i, k) = 0;
+  }
+
+  // To the first `features` coordinates those are added that they would be repeated at.
+  template <int kVectors>
+  void fold(const Tile<T>& tile, int64_t first, int32_t features) const {
+    const int32_t units = features / kLanes;
+    for (int32_t unit = 0; unit < units; ++unit) {
+      Vector<T>* to = tile.unit(unit) + first / rows_in_vector;
+      for (int32_t copy = unit + units; copy < n_ / kLanes; copy += units)
+        for (int k = 0; k < kVectors; ++k) to[k] += tile.unit(copy)[first / rows_in_vector + k];
+    }
   }
 
   template <int kVectors, class To>
@@ -200,12 +224,19 @@ class Mover {
       }
     for (; i < columns; ++i)
       for (int k = 0; k < together; ++k) {
-        const T* vector = reinterpret_cast<const T*>(from + tile.offset[i / kLanes] + k / rows_in_vector);
-        T value = vector[k % rows_in_vector * kLanes + i % kLanes] + (bias ? bias[i] : T(0)), before = 0;
+        T value = number(from, tile, i, k) + (bias ? bias[i] : T(0)), before = 0;
         if (adds) widen(to + k * stride + i, 1, &before);
         value += before;
         narrow(&value, 1, to + k * stride + i);
       }
+  }
+
+  // Of row k in the vectors that start here, at a coordinate.
+  template <class Vectors>
+  static auto& number(Vectors* start, const Tile<T>& tile, int32_t coordinate, int k) {
+    using Number = std::conditional_t<std::is_const_v<Vectors>, const T, T>;
+    Number* numbers = reinterpret_cast<Number*>(start + tile.offset[coordinate / kLanes] + k / rows_in_vector);
+    return numbers[k % rows_in_vector * kLanes + coordinate % kLanes];
   }
 
   const int32_t n_, padded_;
