@@ -99,7 +99,7 @@ class RowStages {
       const S* input = kParameters ? row<const S>(x, first) : nullptr;
       S* to = kInput ? row<S>(grad_x, first) : nullptr;
       each_column(share, [&](int32_t column, int32_t first_unit) {
-        Vector<T> z[vectors * rows_in_vector];
+        Vector<T> z[vectors * rows_in_vector] = {};
         if constexpr (kParameters) load_units<vectors()>(input + column, x.row_stride, rows, z);
 #pragma GCC unroll 8
         for (int u = 0; u < rows_in_vector; ++u) {

@@ -115,7 +115,7 @@ struct GeneralBlock {
 // A turn of y is the same turn of x, so the gradient of the angle is x cross h, where h is the gradient of x: g turned back.
 template <class T, int kLanes>
 struct RotationBlock {
-  Vector<T> cos, sin, angle{};
+  Vector<T> cos, sin, along{}, against{};  // two sums, so that one addition need not wait for the other
 
   RotationBlock(const T* coeffs, int64_t row) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + row)) {}
 
@@ -125,11 +125,11 @@ struct RotationBlock {
   Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - sin * g1; }
 
   void add(Vector<T> x1, Vector<T> x2, Vector<T>, Vector<T>, Vector<T> h1, Vector<T> h2) {
-    angle += h2 * x1;
-    angle -= h1 * x2;
+    along += h2 * x1;
+    against += h1 * x2;
   }
   void add_gradients_to(T* packed) const {
-    const Vector<T> sums[] = {angle};
+    const Vector<T> sums[] = {along - against};
     add_folded<kLanes, T>(packed, sums);
   }
 };
