@@ -34,7 +34,7 @@ GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/g
 GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/gpt --resume
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
-    --lrs 0.00025,0.0005 --out results/extensions --resume
+    --lrs 0.0005,0.001 --out results/extensions --resume
 
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
