@@ -37,7 +37,7 @@ with_sanitized_kernels() {
 build_with_thread_sanitizer() {
   local compiler=$1 sources=$2 program=$3
   "$compiler" -std=gnu++17 -O1 -g -fopenmp -fsanitize=thread -Wno-psabi -DPAIRMIX_TARGET=baseline \
-    -DPAIRMIX_VECTOR_BYTES=16 -I"$sources" tests/native/threads.cpp "$sources"/{memory,plan,kernel}.cpp -o "$build/$program"
+    -DPAIRMIX_VECTOR_BYTES=16 -I"$sources" tests/native/threads.cpp "$sources"/{memory,caches,plan,kernel}.cpp -o "$build/$program"
 }
 
 # gcc's OpenMP library is invisible to ThreadSanitizer, which then sees races where there are barriers. Clang's explains
