@@ -244,7 +244,7 @@ struct InsideBlock {
     Vector<T> inputs[kParameters ? count : 1][kVectors];
     if constexpr (kParameters) {
       for (int k = 0; k < kVectors; ++k) inputs[0][k] = z[k];
-      keep_inputs<kVectors>(inputs, after_stage, std::make_index_sequence<count - 1>{});
+      keep_inputs<kVectors>(inputs, after_stage);
     }
     walk_back<kParameters, kVectors>(inputs, g, after_stage);
   }
@@ -257,14 +257,17 @@ struct InsideBlock {
   }
 
  private:
-  template <int kVectors, class Inputs, class AfterStage, size_t... I>
-  [[gnu::always_inline]] void keep_inputs(Inputs& inputs, AfterStage after_stage, std::index_sequence<I...>) const {
-    ([&] {
+  // From the inputs of the first stage those of the others.
+  template <int kVectors, int kStage = 0, class Inputs, class AfterStage>
+  [[gnu::always_inline]] void keep_inputs(Inputs& inputs, [[maybe_unused]] AfterStage after_stage) const {
+    if constexpr (kStage + 1 < count) {
       for (int k = 0; k < kVectors; ++k)
-        inputs[I + 1][k] = after_stage(crossed<T, stride(I)>(p[I], q[I], inputs[I][k]));
-    }(), ...);
+        inputs[kStage + 1][k] = after_stage(crossed<T, stride(kStage)>(p[kStage], q[kStage], inputs[kStage][k]));
+      keep_inputs<kVectors, kStage + 1>(inputs, after_stage);
+    }
   }
 
+  // From the gradients of the outputs of these stages to those of their inputs.
   template <bool kParameters, int kVectors, int kStages = count, class Inputs, class AfterStage>
   [[gnu::always_inline]] void walk_back(const Inputs& inputs, Vector<T>* g, AfterStage after_stage) {
     if constexpr (kStages > 0) {
