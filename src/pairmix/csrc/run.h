@@ -13,9 +13,11 @@
 #include "kernel.h"
 #include "scratch.h"
 #include "stages.h"
+#include "steps.h"
 #include "team.h"
 #include "tiles.h"
 #include "tiling.h"
+#include "workspace.h"
 
 namespace pairmix {
 namespace {
@@ -28,22 +30,6 @@ inline Rows from_row(Rows rows, int64_t start) {
 
 // Forward, which has nothing to sum up, each thread has so many shares of the tiles: others can take them over, if it is late.
 constexpr int64_t kForwardShares = 4;
-
-// What a thread works with.
-template <class T>
-struct Workspace {
-  int32_t number;
-  Share share;                // of the tile at hand
-  Rows x, y, grad, grad_x;  // its rows, those that there are
-  int64_t count;              // how many
-  int32_t depth;
-  std::vector<Tile<T>> kept;  // the input of every group
-  Tile<T> gradient;
-  // Pointers to the units of a component: in the tiles at hand, and in the inputs of the second and of later steps.
-  Vector<T> **from, **to, **levels;
-  std::vector<Vector<T>*> pointers;
-  T *buffer, *coeff_gradients, *bias_gradient;
-};
 
 // A call, with everything about it that does not depend on the rows.
 template <class S, class T, int kLanes>
@@ -74,7 +60,7 @@ class Run {
     coeffs_ = std::vector<Coeffs<T, kLanes>>(shares_ ? 1 : threads_, {call, layout_});
     lay_out_in(arena_, [this](Parts& parts) { lay_out(parts); });
     for (int32_t unit = 0; unit < layout_.units; ++unit) offset_[unit] = place(unit) * depth_;
-    make_steps();
+    steps_ = steps_of<kLanes>(layout_, coeffs_[0]);
   }
 
   // What to give as `depth` to all runs of a chain, of which this is the widest.
@@ -297,29 +283,6 @@ class Run {
   Units<T> locate(const Component& component, const Tile<T>& tile, Vector<T>** units) const {
     for (int32_t k = 0; k < component.units; ++k) units[k] = tile.unit(unit_list(component)[k]);
     return units;
-  }
-
-  // One stage of a group, or several that are computed as one: what does not depend on the component.
-  struct Step {
-    int32_t stage;
-    Kind kind;
-    bool quads;                   // forward, it is computed together with the next one
-    int32_t earlier_whole_units;  // stages before it in its group that pair whole units
-  };
-
-  void make_steps() {
-    for (const Group& group : layout_.groups) {
-      std::vector<Step>& steps = steps_.emplace_back();
-      int32_t whole_units = 0;
-      for (int32_t l = group.first_stage; l < group.last_stage; ++l) {
-        const int32_t* stride = layout_.stride.data() + l;
-        const bool run = is_run<kLanes>(stride, group.last_stage - l);
-        const bool quads = layout_.quads[l] && coeffs_[0].kind(l) == coeffs_[0].kind(l + 1);
-        steps.push_back({l, run ? Kind::inside_run : coeffs_[0].kind(l), quads, whole_units});
-        whole_units += !*stride;
-        if (run) l += kRunStages<kLanes> - 1;
-      }
-    }
   }
 
   Stage<T> stage(const Component& component, const Step& step, const Workspace<T>& work, T* gradients) const {

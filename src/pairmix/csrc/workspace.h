@@ -1,0 +1,31 @@
+// What a thread of a call works with.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernel.h"
+#include "simd.h"
+#include "team.h"
+#include "tiles.h"
+
+namespace pairmix {
+namespace {
+
+template <class T>
+struct Workspace {
+  int32_t number;
+  Share share;                // of the tile at hand
+  Rows x, y, grad, grad_x;  // its rows, those that there are
+  int64_t count;              // how many
+  int32_t depth;
+  std::vector<Tile<T>> kept;  // the input of every group
+  Tile<T> gradient;
+  // Pointers to the units of a component: in the tiles at hand, and in the inputs of the second and of later steps.
+  Vector<T> **from, **to, **levels;
+  std::vector<Vector<T>*> pointers;
+  T *buffer, *coeff_gradients, *bias_gradient;
+};
+
+}  // namespace
+}  // namespace pairmix
