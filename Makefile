@@ -52,6 +52,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	    --norms --out results/teacher-norms --resume
 	$(TRAIN) teacher --layers dense,spm,lowrank --inits near_identity --widths 256,1024 --angle-stds 0.1,uniform \
 	    --lrs 0.001,0.003,0.01 --out results/teacher-own --resume
+	$(TRAIN) teacher --layers spm --inits near_identity --widths 1024 --angle-stds 0.1 --lr 0.003 --layer-rate 0.9 --out results/teacher-head --resume
 	$(TRAIN) teacher --layers dense,spm --inits near_identity --widths 4096 --angle-stds 0.1 --steps 400 --seeds 0 \
 	    --lrs 0.0003,0.001,0.003 --out results/teacher-wide --resume
 	$(TRAIN) agnews $(WITH_DATA) --out results/agnews --resume
@@ -110,7 +111,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_LONG_ONCE) --widths 512 --layers companion --lrs 0.0005
 	$(GPT_LONG_ONCE) --widths 1024 --layers lowrank,monarch --lrs 0.0005
 	$(GPT_LONG_ONCE) --widths 1024 --layers dense --lrs 0.00025
-	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005
+	$(GPT_LONG) --widths 512 --layers spm --lrs 0.00025,0.0005
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
 	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture
