@@ -79,7 +79,7 @@ def param_groups(
         >>> optimizer = torch.optim.AdamW(groups)
         >>> groups
         rate    times lr  decay  tensors  numbers  what
-        0.0108  10.8      0      4        23,552   SPM, width 1,024, 10 stages
+        0.019   19        0      4        23,552   SPM, width 1,024, 10 stages
         0.001   1         0.1    1        10,240   matrices
         0.001   1         0      1        10       vectors and scalars
     """
@@ -104,29 +104,28 @@ def param_groups(
 def spm_rate(layer: SPMLinear, lr: float, optimizer: str = "adam", layers: int = 1) -> float:
     """The learning rate of an SPM layer in the place of a dense one whose best rate is `lr`.
 
-    For Adam and its kin `min(lr m K^(1/2) / 30, 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of
+    For Adam and its kin `min(2.13 lr m^(1/2), 0.06) / (L^(1/2) K^(1/4))`, where m is the smaller of the numbers of
     features, L that of stages and K that of SPM layers in the model. The best rate of a dense layer falls with its
-    width and with the depth of the model; that of an SPM layer falls with its own depth and only somewhat with that of
-    the model, and larger rates than the bound often diverged. Of a layer that starts at or near the identity, to stay
-    there, m counts as 256 at most. For SGD `20 lr / L`: the gradients of wide layers are small already. The constants
+    width; that of an SPM layer does so less, and falls with its depth and somewhat with that of the model; larger rates
+    than the bound often diverged. A layer that starts at or near the identity, to stay there, has `lr m / 30` instead,
+    where m counts as 256 at most. For SGD `20 lr / L`: the gradients of wide layers are small already. The constants
     were fitted in short runs: see docs/training.md.
     """
     features, stages = min(layer.in_features, layer.out_features), max(1, layer.stages)
     if optimizer == "sgd":
         return 20 * lr / stages
-    if layer.init in ("identity", "near_identity"):
-        features = min(features, 256)
-    return min(lr * features * math.sqrt(layers) / 30, 0.06) / math.sqrt(stages * math.sqrt(layers))
+    stays = layer.init in ("identity", "near_identity")
+    scale = min(features, 256) / 30 if stays else 32 / 15 * math.sqrt(features)
+    return min(lr * scale, 0.06) / math.sqrt(stages * math.sqrt(layers))
 
 
-def embedding_rate(features: int, lr: float, layers: int = 1) -> float:
+def embedding_rate(features: int, lr: float) -> float:
     """The learning rate, for Adam and its kin, of an embedding in a model of SPM layers.
 
-    `min(lr d K^(1/2) / 25, 0.1)` for d features and K layers, but never less than `lr`. A step reads one row of the
-    table for each token, so the rate that suits it does not fall with the width and the depth of the model, as that of
-    dense layers does.
+    `min(2.56 lr d^(1/2), 0.1)` for d features, but never less than `lr`. A step reads one row of the table for each
+    token, so the rate that suits it falls less with the width than that of dense layers.
     """
-    return max(lr, min(lr * features * math.sqrt(layers) / 25, 0.1))
+    return max(lr, min(2.56 * lr * math.sqrt(features), 0.1))
 
 
 def _sorted(
@@ -138,7 +137,7 @@ def _sorted(
     def rate_of_embedding(module: nn.Embedding | nn.EmbeddingBag) -> float:
         if embedding_scale is not None:
             return lr * embedding_scale
-        return embedding_rate(module.embedding_dim, lr, layers) if layers and optimizer == "adam" else lr
+        return embedding_rate(module.embedding_dim, lr) if layers and optimizer == "adam" else lr
 
     seen = set[torch.Tensor]()
     for module in model.modules():
