@@ -111,7 +111,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_LONG_ONCE) --widths 512 --layers companion --lrs 0.0005
 	$(GPT_LONG_ONCE) --widths 1024 --layers lowrank,monarch --lrs 0.0005
 	$(GPT_LONG_ONCE) --widths 1024 --layers dense --lrs 0.00025
-	$(GPT_LONG) --widths 512 --layers spm --lrs 0.00025,0.0005
+	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
 	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture
