@@ -90,7 +90,7 @@ class Coeffs {
       else if (takes_diagonal(l))
         pack_with_diagonals(l);
       else
-        pack_rows(plain(l), copy(l), kind(l) == Kind::rotation ? 2 : 4);
+        pack_rows(l);
     }
   }
 
@@ -175,9 +175,37 @@ class Coeffs {
   }
   T residual_scale(int32_t l) const { return given_.residual_scale ? static_cast<const T*>(given_.residual_scale)[given(l)] : 1; }
 
-  void pack_rows(const T* from, T* to, int count) const {
-    for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes)
-      for (int row = 0; row < count; ++row) L::store(to + row * kLanes, L::load(from + row * half_ + p));
+  // Where the coefficients of kLanes pairs start, and what the numbers of their rows are exclusive-ored with: as if the second
+  // members were the first ones, a and d, b and c change places. Without branches: half of the pairs would surprise the processor.
+  struct Place {
+    int64_t start;
+    int32_t turn;
+  };
+  Place place_of(int32_t l, int32_t pair) const {
+    const int32_t place = layout_.places[l].empty() ? pair : layout_.places[l][pair], turned = place >> 31;
+    return {int64_t{4} * (place ^ turned), turned & 3};
+  }
+
+  using Numbers = typename L::Numbers;
+  void put(int32_t l, int32_t pair, Numbers a, Numbers b, Numbers c, Numbers d) const {
+    const auto [start, turn] = place_of(l, pair);
+    T* const to = copy(l) + start;
+    L::store(to + (0 ^ turn) * kLanes, a);
+    L::store(to + (1 ^ turn) * kLanes, b);
+    L::store(to + (2 ^ turn) * kLanes, c);
+    L::store(to + (3 ^ turn) * kLanes, d);
+  }
+
+  void pack_rows(int32_t l) const {
+    const T* from = plain(l);
+    const bool turns = kind(l) == Kind::rotation;
+    for (int32_t p = 0; p < half_; p += kLanes) {
+      const auto first = L::load(from + p), second = L::load(from + half_ + p);
+      if (turns)
+        put(l, p, first, second, -second, first);
+      else
+        put(l, p, first, second, L::load(from + 2 * half_ + p), L::load(from + 3 * half_ + p));
+    }
   }
 
   static auto total(const std::vector<T*>& sums, int64_t at) {
@@ -185,9 +213,16 @@ class Coeffs {
     for (size_t t = 1; t < sums.size(); ++t) numbers += L::load(sums[t] + at);
     return numbers;
   }
-  void unpack_rows(const std::vector<T*>& sums, int64_t at, T* to, int count) const {
-    for (int32_t p = 0; p < half_; p += kLanes, at += 4 * kLanes)
-      for (int row = 0; row < count; ++row) L::store(to + row * half_ + p, total(sums, at + row * kLanes));
+  void unpack_rows(const std::vector<T*>& sums, int32_t l, T* to) const {
+    const bool turns = kind(l) == Kind::rotation;
+    for (int32_t p = 0; p < half_; p += kLanes) {
+      const auto [start, turn] = place_of(l, p);
+      const int64_t at = l * stage_size() + start;
+      if (turns)
+        L::store(to + p, total(sums, at) * (turn ? T(-1) : T(1)));
+      else
+        for (int row = 0; row < 4; ++row) L::store(to + row * half_ + p, total(sums, at + (row ^ turn) * kLanes));
+    }
   }
 
   void pack_scales(int32_t l) const {
@@ -206,14 +241,11 @@ class Coeffs {
   void pack_with_diagonals(int32_t l) {
     const int32_t *firsts = plan_.members(l), *seconds = firsts + half_;
     const T *rows = plain(l), *in = scale_in(l), *out = scale_out(l);
-    T* to = copy(l);
-    for (int32_t p = 0; p < half_; p += kLanes, to += 4 * kLanes) {
+    for (int32_t p = 0; p < half_; p += kLanes) {
       const int32_t i = firsts[p], j = seconds[p];
       const auto si = L::load(in + i), sj = L::load(in + j), oi = L::load(out + i), oj = L::load(out + j);
-      L::store(to, between(oi, L::load(rows + p), si));
-      L::store(to + kLanes, between(oi, L::load(rows + half_ + p), sj));
-      L::store(to + 2 * kLanes, between(oj, L::load(rows + 2 * half_ + p), si));
-      L::store(to + 3 * kLanes, between(oj, L::load(rows + 3 * half_ + p), sj));
+      put(l, p, between(oi, L::load(rows + p), si), between(oi, L::load(rows + half_ + p), sj),
+          between(oj, L::load(rows + 2 * half_ + p), si), between(oj, L::load(rows + 3 * half_ + p), sj));
     }
   }
 
@@ -281,7 +313,7 @@ class Coeffs {
     if (layout_.stride[l])
       with_stride<kLanes>(layout_.stride[l], [&](auto stride) { deinterleave<stride()>(sums, l * stage_size(), rows); });
     else
-      unpack_rows(sums, l * stage_size(), rows, kind(l) == Kind::rotation ? 1 : 4);
+      unpack_rows(sums, l, rows);
     if (as_they_are) return true;
     const bool is_finite = !takes_diagonal(l) || take_out_diagonals(l, rows, gradients);
     T* residual_scale = static_cast<T*>(gradients.residual_scale);

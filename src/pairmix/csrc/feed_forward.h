@@ -24,7 +24,7 @@ class FeedForwardRun {
 
  public:
   FeedForwardRun(const FeedForward& block, bool backward) : it_(block), gated_(block.ups == 2) {
-    const int32_t depth = Map::depth_in_chain(it_.down, backward);
+    const int32_t depth = Map::depth_in_chain(it_.down);
     for (int32_t k = 0; k < it_.ups; ++k) up_[k] = std::make_unique<Map>(it_.up[k], backward, depth);
     down_ = std::make_unique<Map>(it_.down, backward, depth, /*reads_rows=*/false);
     const int64_t hidden = int64_t{down_->units()} * kLanes, n = it_.down.plan->n();

@@ -22,7 +22,10 @@ Left run_with_lanes(const Call& call, bool backward, int32_t lanes) {
   if (lanes == kLanes) {
     Run<S, T, kLanes> run(call, backward);
     bool all = true;
-    backward ? void(all = run.backward()) : run.forward();
+    if (backward)
+      all = run.backward();
+    else
+      run.forward();
     return !run.is_exact() ? Left::everything : all ? Left::nothing : Left::gradients_of_parameters;
   } else if constexpr (kLanes > 1) {
     return run_with_lanes<S, T, kLanes / 2>(call, backward, lanes);

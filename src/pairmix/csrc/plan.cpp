@@ -114,7 +114,10 @@ bool Plan::in_quads(int32_t l, int32_t lanes) const {
 
 Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
   const int32_t lanes = vectors.lanes, units = even() / lanes;
-  Layout layout{lanes, units, 0, 0, vectors.stride, std::vector<bool>(stages_, false), {}, {}, {}};
+  Layout layout{lanes, units, 0, 0, vectors.stride, std::vector<bool>(stages_, false), {}, {}, {}, {}, {}};
+  layout.places.resize(stages_);
+  layout.orders.resize(1);
+  for (int32_t unit = 0; unit < units; ++unit) layout.orders[0].push_back(place(unit));
 
   // Components are found by union-find; a group takes stages as long as its components stay small.
   std::vector<int32_t> root(units), size(units);
@@ -150,11 +153,17 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
       if (largest_after(last) * copies(first, last + 1) > budget.component && last > first && !is_one_group) break;
       root_before = root;
     }
+    const bool is_single = last == first + 1 && last < stages_;
+    if (budget.allows_rings && lanes == 1 && is_single && !layout.stride[first] && !layout.stride[last]) {
+      add_rings(layout, first);
+      ++last;
+      continue;
+    }
     root = root_before;
     for (int32_t l = first; l + 1 < last; ++l)
       if (!layout.stride[l] && !layout.stride[l + 1] && in_quads(l, lanes)) layout.quads[l++] = true;
 
-    Group group{first, last, {}};
+    Group group{first, last, {}, {}, 0, 0};
     std::vector<int32_t> local(units);
     std::vector<std::vector<int32_t>> members(units);
     for (int32_t unit = 0; unit < units; ++unit) members[find(unit)].push_back(unit);
@@ -175,7 +184,53 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
     layout.longest = std::max(layout.longest, last - first);
     layout.groups.push_back(std::move(group));
   }
+  choose_orders(layout);
   return layout;
+}
+
+// Rings are read along their way, and write where others want to read; groups without rings leave every unit where it is.
+void Plan::choose_orders(Layout& layout) {
+  const auto along = [&layout](const Group& group, int32_t order) {
+    const int32_t* way = layout.unit_list.data() + group.components[0].units_begin;
+    std::vector<int32_t> places(layout.units);
+    for (int32_t k = 0; k < layout.units; ++k) places[k] = layout.orders[order][way[k]];
+    return places;
+  };
+  int32_t order = 0;
+  for (auto group = layout.groups.rbegin(); group != layout.groups.rend(); ++group) {
+    if (group->walks_rings())
+      group->rings.next = along(*group, order), order = group->order;
+    else
+      group->order = order;
+  }
+  order = 0;
+  for (Group& group : layout.groups) {
+    if (group.walks_rings()) group.rings.before = along(group, order), order = group.order;
+    group.gradient_order = order;
+  }
+}
+
+void Plan::add_rings(Layout& layout, int32_t first) const {
+  const auto order = static_cast<int32_t>(layout.orders.size());
+  Group group{first, first + 2, {}, {}, order, order};
+  group.components.push_back({static_cast<int32_t>(layout.unit_list.size()), layout.units, 0, n_ % 2 ? 0 : -1});
+  for (const int32_t l : {first, first + 1}) layout.places[l].resize(half());
+  std::vector<int32_t> position(layout.units, -1);
+  int32_t units = 0, pairs = 0;
+  const auto go_on_from = [&](int32_t unit, int32_t l) {
+    const int32_t pair = number(l, unit);
+    layout.places[l][pair >= 0 ? pair : ~pair] = pair >= 0 ? pairs : ~pairs;
+    layout.unit_list.push_back(unit);
+    position[unit] = units++;
+    return partner(l, unit);
+  };
+  for (int32_t start = layout.units - 1; start >= 0; --start) {
+    if (position[start] >= 0) continue;
+    for (int32_t unit = start; position[unit] < 0; ++pairs) unit = go_on_from(go_on_from(unit, first), first + 1);
+    group.rings.ends.push_back(pairs);
+  }
+  layout.orders.push_back(std::move(position));
+  layout.groups.push_back(std::move(group));
 }
 
 void Plan::add_pairs(Layout& layout, const Group& group, Component& component, std::vector<int32_t>& local) const {

@@ -16,10 +16,29 @@ struct Component {
   int32_t padding;      // which of its units ends with the coordinate that an odd width does not have; -1 if none does
 };
 
+// Two stages of pairs without a pattern connect the whole width. But every unit is in one pair of each of them, so the pairs
+// make rings: one of the first stage, one of the second, and so on until the start is met again. Pair k of the first stage has
+// the units 2k and 2k + 1 of the way along the rings, pair k of the second 2k + 1 and the one that follows, which at the end of a
+// ring is its start. The coordinate that an odd width does not have is the start of the first ring.
+struct Rings {
+  std::vector<int32_t> ends;    // of the rings, counted in pairs
+  std::vector<int32_t> next;    // where the units along the way are in the tile of the next group
+  std::vector<int32_t> before;  // and in the gradient that the group before gets
+};
+
 struct Group {
   int32_t first_stage, last_stage;  // half open
   std::vector<Component> components;
+  Rings rings;  // if there are any, these are the units of its only component
+  // The numbers, in Layout::orders, of the order of units in the tile that it reads, and in the gradient that it goes back with.
+  int32_t order, gradient_order;
+
+  bool walks_rings() const { return !rings.ends.empty(); }
 };
+
+// Where the units of a tile are in the usual order, counted in units. Those at distances of a power of two would share a few
+// sets of the L1 cache, so after every eighth, 64th, ... unit one place is left free.
+inline int32_t place(int32_t unit) { return unit + (unit >> 3) + (unit >> 6) + (unit >> 9) + (unit >> 12); }
 
 // Two units that meet lane by lane: local indices into the component's units, and the number that the pair of their first
 // lanes has in the schedule. Those of the other lanes follow.
@@ -42,6 +61,11 @@ struct Layout {
   // Whether this stage and the next one, of the same group, fall into quads: in each component, the pairs 2q and 2q + 1 of
   // this stage are (a, b) and (c, d), and those of the next one are (a, c) and (b, d).
   std::vector<bool> quads;
+  // Where the coefficients of a stage's pairs are, by their number in the schedule; ~place if the members have changed roles.
+  // Empty if they are where the numbers say.
+  std::vector<std::vector<int32_t>> places;
+  // Where the units are in tiles: first the usual order, then those along rings, which are so read from one end to the other.
+  std::vector<std::vector<int32_t>> orders;
   std::vector<Group> groups;
   std::vector<int32_t> unit_list;
   std::vector<Pair> pairs;
@@ -53,10 +77,11 @@ struct Budget {
   int64_t everything;  // if all stages on the whole width take no more than this, they are one group
   bool keeps_stages;   // whether the input of every stage and a gradient are kept, or one copy is worked on
   int32_t first_stage;  // of the first group; those before it are computed while rows are read
+  bool allows_rings;    // coefficients and units may be in another order
 
   bool operator==(const Budget& other) const {
     return component == other.component && everything == other.everything && keeps_stages == other.keeps_stages &&
-           first_stage == other.first_stage;
+           first_stage == other.first_stage && allows_rings == other.allows_rings;
   }
 };
 
@@ -114,6 +139,8 @@ class Plan {
   bool fits(int32_t lanes, std::vector<int32_t>& stride) const;
   bool in_quads(int32_t stage, int32_t lanes) const;
   Layout make_layout(const Vectors& vectors, const Budget& budget) const;
+  void add_rings(Layout& layout, int32_t first) const;
+  static void choose_orders(Layout& layout);
   void add_pairs(Layout& layout, const Group& group, Component& component, std::vector<int32_t>& local) const;
 
   int32_t n_, given_stages_;

@@ -6,11 +6,13 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coeffs.h"
-#include "row_stages.h"
 #include "kernel.h"
+#include "rings.h"
+#include "row_stages.h"
 #include "scratch.h"
 #include "stages.h"
 #include "steps.h"
@@ -44,8 +46,8 @@ class Run {
         plan_(*call.plan),
         fuses_rows_(reads_rows && RowStages<S, T, kLanes>::fits(call, plan_.stride(Simd<T>::width))),
         shares_(!depth && Sizes::threads_share_tiles(call)),
-        depth_(depth ? depth : Sizes::depth(call, backward, shares_)),
-        layout_(plan_.layout(Simd<T>::width, Sizes::budget(call, backward, depth_, fuses_rows_))),
+        depth_(depth ? depth : Sizes::depth(call, shares_)),
+        layout_(plan_.layout(Simd<T>::width, Sizes::budget(call, backward, depth_, fuses_rows_, depth > 0))),
         mover_(plan_.n(), layout_.units * kLanes),
         backward_(backward) {
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
@@ -59,12 +61,13 @@ class Run {
       throw std::length_error("a width of " + std::to_string(plan_.n()) + " is more than the kernels can address");
     coeffs_ = std::vector<Coeffs<T, kLanes>>(shares_ ? 1 : threads_, {call, layout_});
     lay_out_in(arena_, [this](Parts& parts) { lay_out(parts); });
-    for (int32_t unit = 0; unit < layout_.units; ++unit) offset_[unit] = place(unit) * depth_;
+    for (size_t order = 0; order < layout_.orders.size(); ++order)
+      for (int32_t unit = 0; unit < layout_.units; ++unit) offsets_[order][unit] = layout_.orders[order][unit] * depth_;
     steps_ = steps_of<kLanes>(layout_, coeffs_[0]);
   }
 
   // What to give as `depth` to all runs of a chain, of which this is the widest.
-  static int32_t depth_in_chain(const Call& call, bool backward) { return Sizes::depth(call, backward, false); }
+  static int32_t depth_in_chain(const Call& call) { return Sizes::depth(call, false); }
 
   int32_t threads() const { return threads_; }
 
@@ -122,7 +125,7 @@ class Run {
   int64_t rows_per_tile() const { return rows_per_tile_; }
   // How many vectors a tile has in memory, and where its units are.
   int64_t tile_size() const { return int64_t{place(layout_.units)} * depth_; }
-  const int32_t* offset() const { return offset_; }
+  const int32_t* offset() const { return offsets_[0]; }
 
   // What is added up over tiles becomes zero.
   void clear_sums(Workspace<T>& work) const {
@@ -147,9 +150,15 @@ class Run {
     wait_for_others(work);
   }
 
-  // All groups, in place.
-  void mix(const Tile<T>& z, Workspace<T>& work) const {
-    for (size_t k = 0; k < layout_.groups.size(); ++k) group_forward(k, z, z, work);
+  // All groups, in place. Rings go to another tile; where all went is returned.
+  Tile<T> mix(Tile<T> z, Workspace<T>& work) const {
+    for (size_t k = 0; k < layout_.groups.size(); ++k) {
+      const Tile<T> from = z;
+      if (layout_.groups[k].walks_rings())
+        z = {work.kept[from.vectors == work.kept[0].vectors].vectors, offsets_[order(k + 1)]};
+      group_forward(k, from, z, work);
+    }
+    return z;
   }
 
   void write_output(const Tile<T>& z, Workspace<T>& work) const {
@@ -172,14 +181,19 @@ class Run {
   }
 
   void read_gradient(Workspace<T>& work) const {
+    work.gradient.offset = offsets_[gradient_order(layout_.groups.size())];
     mover_.read(work.grad, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient, work.share);
     wait_for_others(work);
   }
 
   // From the gradient of the output to that of the input.
   void mix_back(Workspace<T>& work) const {
-    for (size_t k = layout_.groups.size(); k-- > 0;)
-      each_component(layout_.groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
+    for (size_t k = layout_.groups.size(); k-- > 0;) {
+      if (layout_.groups[k].walks_rings())
+        rings_backward(k, work);
+      else
+        each_component(layout_.groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
+    }
   }
 
   void write_gradient(Workspace<T>& work) const {
@@ -227,6 +241,10 @@ class Run {
 
   int64_t stage_size() const { return coeffs_[0].stage_size(); }
 
+  // Of the units that group k reads, and of the gradient of its input.
+  int32_t order(size_t k) const { return k < layout_.groups.size() ? layout_.groups[k].order : 0; }
+  int32_t gradient_order(size_t k) const { return k > 0 ? layout_.groups[k - 1].gradient_order : 0; }
+
   // Each thread makes the copy that it reads: it would take longer to get one out of the cache of another core.
   const Coeffs<T, kLanes>& coeffs_of(const Workspace<T>& work) const { return prepared(shares_ ? 0 : work.number); }
   const Coeffs<T, kLanes>& prepared(int32_t copy) const {
@@ -257,22 +275,26 @@ class Run {
   void lay_out(Parts& parts) {
     const int64_t tile = int64_t{place(layout_.units)} * depth_, largest = layout_.largest;
     const int64_t levels = backward_ && wants_parameters_ ? layout_.longest : 0;
+    const bool has_rings = layout_.orders.size() > 1;
     for (auto& copy : coeffs_) copy.lay_out(parts);
-    offset_ = parts.take<int32_t>(layout_.units);
+    offsets_.clear();
+    for (size_t k = 0; k < layout_.orders.size(); ++k) offsets_.push_back(parts.take<int32_t>(layout_.units));
     workspaces_.assign(threads_, {});
     for (Workspace<T>& work : workspaces_) {
       const bool owns = !shares_ || &work == workspaces_.data();
       if (!owns) work = workspaces_[0];
       work.number = static_cast<int32_t>(&work - workspaces_.data());
-      const size_t kept = wants_parameters_ ? layout_.groups.size() : backward_ ? 0 : 1;
-      for (size_t k = 0; k < kept && owns; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offset_});
+      const size_t kept = wants_parameters_ ? layout_.groups.size() : backward_ ? 0 : has_rings ? 2 : 1;
+      for (size_t k = 0; k < kept && owns; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offsets_[order(k)]});
+      work.room = parts.take<Vector<T>>(has_rings ? kRingUnits * depth_ : 0);
       work.buffer = parts.take<T>(mover_.buffer_size());
       work.pointers.resize((2 + levels) * largest);
       work.from = work.pointers.data(), work.to = work.from + largest, work.levels = work.to + largest;
       Vector<T>* vectors = parts.take<Vector<T>>(levels * largest * depth_);
       for (int64_t k = 0; k < levels * largest; ++k) work.levels[k] = vectors + k * depth_;
       if (!backward_) continue;
-      if (owns) work.gradient = {parts.take<Vector<T>>(tile), offset_};
+      if (owns) work.gradient = {parts.take<Vector<T>>(tile), offsets_[0]};
+      if (has_rings) work.other_gradient = {parts.take<Vector<T>>(tile), offsets_[0]};
       if (call_.gradients.bias) work.bias_gradient = parts.take<T>(int64_t{layout_.units} * kLanes);
       if (wants_parameters_ && owns) work.coeff_gradients = parts.take<T>(plan_.stages() * stage_size());
     }
@@ -317,7 +339,37 @@ class Run {
     }
   }
 
+  // Calls f with the walk along the rings of a group.
+  template <class F>
+  void with_rings(size_t number, const Workspace<T>& work, F f) const {
+    if constexpr (kLanes == 1) {
+      const Group& group = layout_.groups[number];
+      const auto stage_of = [&](size_t k) { return stage(group.components[0], steps_[number][k], work, work.coeff_gradients); };
+      const Stage<T> first = stage_of(0), second = stage_of(1);
+      with_block<T, kLanes>(first.kind, [&](auto block) {
+        with_block<T, kLanes>(second.kind, [&](auto following) {
+          using Walk = RingWalk<typename decltype(block)::type, typename decltype(following)::type, T>;
+          f(Walk(group.rings, first, second, depth_, work.room));
+        });
+      });
+    }
+  }
+
+  void rings_backward(size_t number, Workspace<T>& work) const {
+    const Vector<T>* g = work.gradient.vectors;
+    std::swap(work.gradient, work.other_gradient);
+    work.gradient.offset = offsets_[gradient_order(number)];
+    with_rings(number, work, [&](const auto& walk) {
+      if (wants_parameters_)
+        walk.template backward<true>(work.kept[number].vectors, g, work.gradient.vectors);
+      else
+        walk.template backward<false>(nullptr, g, work.gradient.vectors);
+    });
+  }
+
   void group_forward(size_t number, const Tile<T>& from, const Tile<T>& to, Workspace<T>& work) const {
+    if (layout_.groups[number].walks_rings())
+      return with_rings(number, work, [&](const auto& walk) { walk.forward(from.vectors, to.vectors); });
     each_component(layout_.groups[number], work, [&](const Component& component) {
       const Units<T> inputs = locate(component, from, work.from);
       const Units<T> outputs = from.vectors == to.vectors ? inputs : locate(component, to, work.to);
@@ -331,8 +383,7 @@ class Run {
 
   void tile_forward(Workspace<T>& work) const {
     read_input(work.kept[0], work);
-    mix(work.kept[0], work);
-    write_output(work.kept[0], work);
+    write_output(mix(work.kept[0], work), work);
   }
 
   void tile_backward(Workspace<T>& work) const {
@@ -379,7 +430,7 @@ class Run {
   bool wants_parameters_, wants_rest_;
   int64_t rows_per_tile_, tiles_;
   int32_t threads_;
-  int32_t* offset_;
+  std::vector<int32_t*> offsets_;  // of every order of units
   std::vector<Workspace<T>> workspaces_;
   std::vector<std::vector<Step>> steps_;  // of every group
 };

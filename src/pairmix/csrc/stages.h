@@ -96,21 +96,27 @@ void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, U
   clear_padding<T, kLanes>(next, to);
 }
 
-// g, the gradient of the stage's output, becomes that of its input z; those of the coefficients are added up.
+// From the gradients g of a pair's outputs to those of its inputs x, which are h; those of the coefficients are added up.
+template <bool kParameters, class Block, class V>
+[[gnu::always_inline]] inline void back_through(Block& block, int32_t depth, bool goes_on, const V* x1, const V* x2, const V* g1,
+                                                const V* g2, V* h1, V* h2) {
+#pragma GCC unroll 2
+  for (int32_t r = 0; r < depth; ++r) {
+    const auto first = g1[r], second = g2[r];
+    const auto back1 = block.first_transposed(first, second), back2 = block.second_transposed(first, second);
+    if constexpr (kParameters) block.add(x1[r], x2[r], first, second, back1, back2);
+    if (goes_on) h1[r] = back1, h2[r] = back2;
+  }
+}
+
+// g, the gradient of the stage's output, becomes that of its input z.
 template <class Block, class T, int kLanes, bool kParameters>
 void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
   for (int32_t p = 0; p < stage.units / 2; ++p) {
     const auto [i, j, number] = stage.pairs[p];
     Block block(stage.of_pair(stage.pairs[p]), stage.row);
     const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
-    Vector<T>*g1 = g[i], *g2 = g[j];
-#pragma GCC unroll 2
-    for (int32_t r = 0; r < stage.depth; ++r) {
-      const auto first = g1[r], second = g2[r];
-      const auto h1 = block.first_transposed(first, second), h2 = block.second_transposed(first, second);
-      if constexpr (kParameters) block.add(x1[r], x2[r], first, second, h1, h2);
-      if (stage.goes_on) g1[r] = h1, g2[r] = h2;
-    }
+    back_through<kParameters>(block, stage.depth, stage.goes_on, x1, x2, g[i], g[j], g[i], g[j]);
     if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
   }
   clear_padding<T, kLanes>(stage, g);
@@ -158,6 +164,19 @@ inline void with_stride(int32_t stride, F f) {
     else
       with_stride<kLanes, 2 * kStride>(stride, f);
   }
+}
+
+// Calls f with the block of pairs of whole units as the member `type` of what it is given.
+template <class Block>
+struct BlockType {
+  using type = Block;
+};
+template <class T, int kLanes, class F>
+inline void with_block(Kind kind, F f) {
+  if (kind == Kind::rotation)
+    f(BlockType<RotationBlock<T, kLanes>>{});
+  else
+    f(BlockType<GeneralBlock<T, kLanes>>{});
 }
 
 template <class T, int kLanes>

@@ -16,10 +16,6 @@
 namespace pairmix {
 namespace {
 
-// Where the units of a tile are, counted in units. Those at distances of a power of two would share a few sets of the L1
-// cache, so after every eighth, 64th, ... unit one place is left free.
-inline int32_t place(int32_t unit) { return unit + (unit >> 3) + (unit >> 6) + (unit >> 9) + (unit >> 12); }
-
 template <class T>
 struct Tile {
   Vector<T>* vectors;

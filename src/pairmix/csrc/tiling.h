@@ -21,8 +21,8 @@ inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
 inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 4 * (backward ? 5 : 2); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
-// Of one coordinate each, which is what other pairings than butterflies have: backward goes through the whole tile at every stage.
-constexpr int32_t kShallowestOfOne = 2;
+// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile.
+constexpr int32_t kShallowestOfOne = 4;
 
 // Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
 // fewer groups: components then take the L2 cache.
@@ -43,12 +43,12 @@ struct Tiling {
   }
 
   // How many vectors of a unit are below each other.
-  static int32_t depth(const Call& call, bool backward, bool threads_share_tiles) {
+  static int32_t depth(const Call& call, bool threads_share_tiles) {
     constexpr int64_t together = Simd<T>::width / kLanes;
     const int64_t among = threads_share_tiles ? together : call.threads * together;
     const int64_t per_thread = (call.rows + among - 1) / among;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int32_t shallowest = backward && kLanes == 1 ? kShallowestOfOne : kShallowest;
+    constexpr int32_t shallowest = kLanes == 1 ? kShallowestOfOne : kShallowest;
     const int64_t usual = std::clamp<int64_t>(tile_bytes() / (units * kVectorBytes), shallowest, kDeepest);
     const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
@@ -58,11 +58,12 @@ struct Tiling {
 
   // Backward, if there is not much, the inputs of all stages are kept at once: in the L2 cache, but without computing
   // anything twice.
-  static Budget budget(const Call& call, bool backward, int32_t depth, bool fuses_rows) {
+  static Budget budget(const Call& call, bool backward, int32_t depth, bool fuses_rows, bool is_in_chain) {
     const int64_t unit_bytes = depth * kVectorBytes;
     const int64_t component = coeff_bytes(call) > kManyBytes ? tile_bytes() : component_bytes(backward);
     const int32_t first_stage = fuses_rows ? kRunStages<kLanes> : 0;
-    return {component / unit_bytes, backward ? kept_bytes() / unit_bytes : 0, backward, first_stage};
+    return {component / unit_bytes, backward ? kept_bytes() / unit_bytes : 0, backward, first_stage,
+            !is_in_chain && call.rows * call.steps >= kRowsWorthPacking};
   }
 
  private:

@@ -1,0 +1,108 @@
+"""Pairings without a pattern, which the compiled kernels compute two stages at a time, along the rings that their pairs make."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from kernels import running
+from pairmix import Schedule
+from pairmix.functional import spm
+from pairmix.ops import cpu
+
+ROWS = 37  # fill some tiles, and one of them in part
+
+
+@pytest.fixture(autouse=True)
+def small_caches():
+    """The whole width of a narrow layer is then too much for a cache, and is walked along rings."""
+    before = cpu.caches()
+    cpu.use_caches(4 << 10, 4 << 10)
+    yield
+    cpu.use_caches(*before)
+
+
+def of_stages(*schedules: Schedule) -> Schedule:
+    pairs = np.concatenate([schedule.pairs for schedule in schedules])
+    return Schedule.from_pairs(schedules[0].n, pairs.transpose(0, 2, 1))
+
+
+def random_between_butterflies(n: int, stages: int) -> Schedule:
+    """Groups with rings and without take turns."""
+    butterfly, pairs = Schedule.butterfly(n, 3), Schedule.random(n, max(stages, 1))
+    return of_stages(butterfly, pairs, butterfly, Schedule.random(n, 2, seed=1), butterfly)
+
+
+SCHEDULES = {
+    "random": Schedule.random,
+    "the same pairs twice": lambda n, stages: of_stages(*[Schedule.random(n, 1)] * stages),
+    "random between butterflies": random_between_butterflies,
+}
+
+
+def check(arguments: oracle.Arguments, targets, *, wanted=None, threads: int = 1) -> None:
+    """Compare the output and the gradients that are wanted, all if nothing is said, with the definition."""
+    a = arguments
+    grad = torch.randn(*a.x.shape[:-1], a.out_features, generator=torch.Generator().manual_seed(1)).to(a.x.dtype)
+    answers = oracle.answers(a, grad)
+    for name, tensor in a.tensors.items():
+        tensor.requires_grad_(wanted is None or name in wanted)
+    leaves = {name: tensor for name, tensor in a.tensors.items() if tensor.requires_grad}
+    options = {"d_in": a.d_in, "d_out": a.d_out, "bias": a.bias, "residual_scale": a.residual_scale}
+    for target in targets:
+        with running(target, threads):
+            y = spm(a.x, a.blocks, a.schedule, **options, out_features=a.out_features, impl="cpu")
+            gradients = torch.autograd.grad(y, list(leaves.values()), grad)
+        for name, actual in {"output": y.detach(), **dict(zip(leaves, gradients, strict=True))}.items():
+            oracle.assert_matches(actual, answers[name], f"{target}: {name}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block", ["general", "rotation"])
+@pytest.mark.parametrize("n", [40, 41, 96, 127])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_output_and_gradients(kind, n, block, dtype, targets):
+    for stages in (2, 3, 6):
+        check(oracle.random_arguments(SCHEDULES[kind](n, stages), block, leading=(ROWS,), dtype=dtype), targets)
+
+
+@pytest.mark.parametrize("wanted", ["x", "blocks", "d_in bias", "x d_out"])
+@pytest.mark.parametrize("n", [40, 41])
+def test_some_of_the_gradients(n, wanted, targets):
+    for block, kind in product(("general", "rotation"), SCHEDULES):
+        arguments = oracle.random_arguments(SCHEDULES[kind](n, 5), block, leading=(ROWS,))
+        check(arguments, targets, wanted=wanted.split())
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(40, 13), (13, 41), (16, 64), (64, 16)])
+def test_rectangular(in_features, out_features, targets):
+    schedule = Schedule.random(max(in_features, out_features), 6)
+    ends = {"in_features": in_features, "out_features": out_features}
+    check(oracle.random_arguments(schedule, leading=(ROWS,), **ends), targets)
+
+
+def test_the_caches_of_this_machine(targets):
+    for n, stages in ((1000, 10), (4096, 12), (4097, 13)):
+        cpu.use_caches(32 << 10, 512 << 10)
+        arguments = oracle.random_arguments(Schedule.random(n, stages), leading=(150,), dtype=torch.float32)
+        check(arguments, targets, threads=2)
+
+
+def test_what_is_infinite_stays_where_it_is_connected(targets):
+    """The coordinate that an odd width does not have is multiplied with zeros, which infinity is not to become NaN with."""
+    n = 41
+    arguments = oracle.random_arguments(Schedule.random(n, 4), leading=(ROWS,))
+    with torch.no_grad():
+        arguments.x[3] = torch.inf
+    options = {"d_in": arguments.d_in, "d_out": arguments.d_out, "residual_scale": arguments.residual_scale}
+    for target in targets:
+        with running(target), torch.no_grad():
+            y = spm(arguments.x, arguments.blocks, arguments.schedule, **options, impl="cpu")
+            expected = spm(arguments.x, arguments.blocks, arguments.schedule, **options, impl="reference")
+        others = torch.arange(ROWS) != 3
+        assert y[others].isfinite().all()
+        assert y[3].isnan().equal(expected[3].isnan())
