@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "plan.h"
 #include "simd.h"
@@ -15,17 +16,29 @@ namespace {
 // So many units a walk keeps on its way.
 constexpr int32_t kRingUnits = 9;
 
-// First and Second are the blocks of the two stages.
-template <class First, class Second, class T>
+// Calls f with the depth of the tiles of wide layers as a constant, and others as 0.
+template <class F>
+inline void with_depth(int32_t depth, F f) {
+  if (depth == 4)
+    f(std::integral_constant<int, 4>{});
+  else if (depth == 8)
+    f(std::integral_constant<int, 8>{});
+  else
+    f(std::integral_constant<int, 0>{});
+}
+
+// First and Second are the blocks of the two stages. kDepth is how many vectors of a unit there are, or 0 if it is not one of the
+// usual numbers.
+template <class First, class Second, class T, int kDepth>
 class RingWalk {
   using V = Vector<T>;
 
  public:
   // `room` is for kRingUnits units. From unit to unit there are `step` vectors in tiles, of which the first `depth` are used.
   RingWalk(const Rings& rings, const Stage<T>& first, const Stage<T>& second, int32_t step, V* room)
-      : rings_(rings), first_(first), second_(second), step_(step), depth_(first.depth) {
+      : rings_(rings), first_(first), second_(second), step_(step) {
     for (V** unit : {&start_, &latest_, &carried_[0], &carried_[1], &g_start_, &g_second_, &g_even_[0], &g_even_[1], &g_odd_})
-      *unit = room, room += depth_;
+      *unit = room, room += depth();
   }
 
   // The second stage follows the first by one pair, since its pair k needs the pairs k and k + 1 of the first.
@@ -70,6 +83,8 @@ class RingWalk {
   }
 
  private:
+  int32_t depth() const { return kDepth ? kDepth : first_.depth; }
+
   // Unit k of the way: in a tile of this order, in that of the next group, and in the gradient for the group before.
   const V* unit(const V* tile, int64_t k) const { return tile + k * step_; }
   V* next(V* tile, int32_t k) const { return tile + int64_t{rings_.next[k]} * step_; }
@@ -77,15 +92,16 @@ class RingWalk {
 
   // The coordinate that an odd width does not have is the start of the first ring.
   void clear_if_padding(int32_t begin, V* unit) const {
-    if (begin == 0 && first_.padding >= 0) std::fill_n(unit, depth_, V{});
+    if (begin == 0 && first_.padding >= 0) std::fill_n(unit, depth(), V{});
   }
 
   // Pair k of a stage.
   template <class Block>
   [[gnu::always_inline]] void mix(const Stage<T>& stage, int64_t k, const V* x1, const V* x2, V* y1, V* y2) const {
     const Block block(stage.coeffs + 4 * k, 1);
+    const int32_t depth = this->depth();
 #pragma GCC unroll 4
-    for (int32_t r = 0; r < depth_; ++r) {
+    for (int32_t r = 0; r < depth; ++r) {
       const auto first = x1[r], second = x2[r];
       y1[r] = block.first(first, second);
       y2[r] = block.second(first, second);
@@ -98,8 +114,9 @@ class RingWalk {
     const Second following(second_.coeffs + 4 * (k - 1), 1);
     const V *x1 = unit(from, 2 * k), *x2 = unit(from, 2 * k + 1);
     V *y1 = next(to, 2 * k - 1), *y2 = next(to, 2 * k), *carried = carried_[0];
+    const int32_t depth = this->depth();
 #pragma GCC unroll 2
-    for (int32_t r = 0; r < depth_; ++r) {
+    for (int32_t r = 0; r < depth; ++r) {
       const auto before = carried[r], first = block.first(x1[r], x2[r]);
       carried[r] = block.second(x1[r], x2[r]);
       y1[r] = following.first(before, first);
@@ -112,7 +129,7 @@ class RingWalk {
   [[gnu::always_inline]] void back(const Stage<T>& stage, int64_t k, const V* x1, const V* x2, const V* g1, const V* g2, V* h1,
                                    V* h2) const {
     Block block(stage.coeffs + 4 * k, 1);
-    back_through<kParameters>(block, depth_, stage.goes_on, x1, x2, g1, g2, h1, h2);
+    back_through<kParameters>(block, depth(), stage.goes_on, x1, x2, g1, g2, h1, h2);
     if constexpr (kParameters) block.add_gradients_to(stage.gradients + 4 * k);
   }
   template <bool kParameters>
@@ -123,7 +140,7 @@ class RingWalk {
 
   const Rings& rings_;
   const Stage<T>&first_, &second_;
-  const int32_t step_, depth_;
+  const int32_t step_;
   // Between the stages: the outputs of the first at the start of the ring, and of the pairs at hand.
   V *start_, *latest_, *carried_[2];
   // On the way back, likewise: the gradients at the first two units of the ring, and at the even and odd ones of the pairs at hand.

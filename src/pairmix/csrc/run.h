@@ -348,8 +348,10 @@ class Run {
       const Stage<T> first = stage_of(0), second = stage_of(1);
       with_block<T, kLanes>(first.kind, [&](auto block) {
         with_block<T, kLanes>(second.kind, [&](auto following) {
-          using Walk = RingWalk<typename decltype(block)::type, typename decltype(following)::type, T>;
-          f(Walk(group.rings, first, second, depth_, work.room));
+          with_depth(work.depth, [&](auto depth) {
+            using Walk = RingWalk<typename decltype(block)::type, typename decltype(following)::type, T, depth()>;
+            f(Walk(group.rings, first, second, depth_, work.room));
+          });
         });
       });
     }
