@@ -34,7 +34,7 @@ GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/g
 GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/gpt --resume
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
-    --lrs 0.0005,0.001 --out results/extensions --resume
+    --lrs 0.00025,0.0005 --out results/extensions --resume
 
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
@@ -83,23 +83,24 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(ELMAN) --layers dense --lrs 0.001,0.002
 	$(ELMAN) --layers dense --embedding-rate 40 --lrs 0.001,0.002
 	test -e results/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15
-	$(GPT) --widths 128 --layers dense --lrs 0.002,0.004
+	$(GPT) --widths 128 --layers dense --lrs 0.001,0.002,0.004
 	$(GPT) --widths 128 --layers spm --lrs 0.001,0.002,0.004
-	$(GPT) --widths 256 --layers dense,lowrank --lrs 0.001,0.002,0.004
+	$(GPT) --widths 256 --layers dense --lrs 0.0005,0.001,0.002,0.004
+	$(GPT) --widths 256 --layers lowrank --lrs 0.001,0.002,0.004,0.008
 	$(GPT) --widths 256 --layers spm --lrs 0.0005,0.001,0.002
 	$(GPT) --widths 512 --layers spm,dense,lowrank --lrs 0.00025,0.0005,0.001
-	$(GPT) --widths 512 --layers lowrank --embedding-rate 20 --lrs 0.0005,0.001
+	$(GPT) --widths 512 --layers lowrank --embedding-rate 20 --lrs 0.0005,0.001,0.002
 	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 512 --layers dense --embedding-rate 20 --lrs 0.0005 --out results/gpt --resume
 	$(GPT) --widths 1024 --layers spm --lrs 0.000125,0.00025,0.0005
 	$(GPT) --widths 1024 --layers lowrank --lrs 0.00025,0.0005,0.001
-	$(GPT) --widths 256 --layers companion --lrs 0.0005,0.001
-	$(GPT) --widths 512 --layers companion --lrs 0.00025,0.0005
-	$(GPT) --widths 1024 --layers companion --lrs 0.000125,0.00025
-	$(GPT) --widths 256 --layers monarch --lrs 0.002,0.004
-	$(GPT) --widths 512 --layers monarch --lrs 0.0005,0.001
-	$(GPT) --widths 1024 --layers monarch --lrs 0.00025,0.0005
-	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 1024 --layers dense --lrs 0.00025,0.0005 --out results/gpt --resume
-	$(GPT_LONG) --widths 256 --layers dense --lrs 0.0005,0.001
+	$(GPT) --widths 256 --layers companion --lrs 0.0005,0.001,0.002
+	$(GPT) --widths 512 --layers companion --lrs 0.00025,0.0005,0.001
+	$(GPT) --widths 1024 --layers companion --lrs 0.000125,0.00025,0.0005
+	$(GPT) --widths 256 --layers monarch --lrs 0.002,0.004,0.008
+	$(GPT) --widths 512 --layers monarch --lrs 0.0005,0.001,0.002
+	$(GPT) --widths 1024 --layers monarch --lrs 0.00025,0.0005,0.001
+	$(TRAIN) gpt $(WITH_DATA) --seconds 30 --widths 1024 --layers dense --lrs 0.000125,0.00025,0.0005 --out results/gpt --resume
+	$(GPT_LONG) --widths 256 --layers dense --lrs 0.0005,0.001,0.002
 	$(GPT_LONG) --widths 256 --layers spm --lrs 0.001
 	$(GPT_LONG) --widths 128 --layers dense --lrs 0.002
 	$(GPT_LONG_ONCE) --widths 128 --layers spm --lrs 0.002
