@@ -1,4 +1,4 @@
-"""Pairings without a pattern, which the compiled kernels compute two stages at a time, along the rings that their pairs make."""
+"""Pairs without a pattern, of which the compiled kernels compute two stages at a time, along the rings that they make."""
 
 from __future__ import annotations
 
@@ -85,17 +85,16 @@ def test_rectangular(in_features, out_features, targets):
     check(oracle.random_arguments(schedule, leading=(ROWS,), **ends), targets)
 
 
-def test_the_caches_of_this_machine(targets):
+def test_wide_layers_in_usual_caches(targets):
+    cpu.use_caches(32 << 10, 512 << 10)
     for n, stages in ((1000, 10), (4096, 12), (4097, 13)):
-        cpu.use_caches(32 << 10, 512 << 10)
         arguments = oracle.random_arguments(Schedule.random(n, stages), leading=(150,), dtype=torch.float32)
         check(arguments, targets, threads=2)
 
 
-def test_what_is_infinite_stays_where_it_is_connected(targets):
-    """The coordinate that an odd width does not have is multiplied with zeros, which infinity is not to become NaN with."""
-    n = 41
-    arguments = oracle.random_arguments(Schedule.random(n, 4), leading=(ROWS,))
+def test_infinity_beside_the_padding(targets):
+    """The coordinate that an odd width does not have is always zero, also beside infinity."""
+    arguments = oracle.random_arguments(Schedule.random(41, 4), leading=(ROWS,))
     with torch.no_grad():
         arguments.x[3] = torch.inf
     options = {"d_in": arguments.d_in, "d_out": arguments.d_out, "residual_scale": arguments.residual_scale}
