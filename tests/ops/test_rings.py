@@ -1,4 +1,4 @@
-"""Pairs without a pattern: the compiled kernels compute two stages of them at a time, along the rings that they make."""
+"""Pairs without a pattern: the compiled kernels compute two stages of them at once, along the rings that they make."""
 
 from __future__ import annotations
 
