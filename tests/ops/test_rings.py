@@ -93,15 +93,17 @@ def test_wide_layers_in_usual_caches(targets):
 
 
 def test_infinity_beside_the_padding(targets):
-    """The coordinate that an odd width does not have is always zero, also beside infinity."""
-    arguments = oracle.random_arguments(Schedule.random(41, 4), leading=(ROWS,))
+    """The coordinate that an odd width does not have stays zero: it brings no NaN to those that it meets later."""
+    schedule = Schedule.random(41, 3)
+    first, *later = schedule.residual.tolist()
+    assert first not in later
+    a = oracle.random_arguments(schedule, leading=(ROWS,))
     with torch.no_grad():
-        arguments.x[3] = torch.inf
-    options = {"d_in": arguments.d_in, "d_out": arguments.d_out, "residual_scale": arguments.residual_scale}
-    for target in targets:
-        with running(target), torch.no_grad():
-            y = spm(arguments.x, arguments.blocks, arguments.schedule, **options, impl="cpu")
-            expected = spm(arguments.x, arguments.blocks, arguments.schedule, **options, impl="reference")
-        others = torch.arange(ROWS) != 3
-        assert y[others].isfinite().all()
-        assert y[3].isnan().equal(expected[3].isnan())
+        a.x[3, first] = torch.inf
+    options = {"d_in": a.d_in, "d_out": a.d_out, "residual_scale": a.residual_scale}
+    with torch.no_grad():
+        expected = spm(a.x, a.blocks, schedule, **options, impl="reference").isfinite()
+        assert expected[3].sum() > 30
+        for target in targets:
+            with running(target):
+                assert spm(a.x, a.blocks, schedule, **options, impl="cpu").isfinite().equal(expected), target
