@@ -147,5 +147,18 @@ class RingWalk {
   V *g_start_, *g_second_, *g_even_[2], *g_odd_;
 };
 
+// Calls f with the walk along rings whose stages are these.
+template <class T, class F>
+inline void with_ring_walk(const Rings& rings, const Stage<T>& first, const Stage<T>& second, int32_t step, Vector<T>* room, F f) {
+  with_block<T, 1>(first.kind, [&](auto block) {
+    with_block<T, 1>(second.kind, [&](auto following) {
+      with_depth(first.depth, [&](auto depth) {
+        using Walk = RingWalk<typename decltype(block)::type, typename decltype(following)::type, T, depth()>;
+        f(Walk(rings, first, second, step, room));
+      });
+    });
+  });
+}
+
 }  // namespace
 }  // namespace pairmix

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "coeffs.h"
+#include "groups.h"
 #include "kernel.h"
 #include "rings.h"
 #include "row_stages.h"
 #include "scratch.h"
-#include "stages.h"
 #include "steps.h"
 #include "team.h"
 #include "tiles.h"
@@ -144,10 +144,10 @@ class Run {
     if constexpr (RowStages<S, T, kLanes>::exists)
       if (fuses_rows_) {
         row_stages(work).read(work.x, work.count, tile, work.share);
-        return wait_for_others(work);
+        return work.wait_for_others();
       }
     mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
-    wait_for_others(work);
+    work.wait_for_others();
   }
 
   // All groups, in place. Rings go to another tile; where all went is returned.
@@ -156,7 +156,7 @@ class Run {
       const Tile<T> from = z;
       if (layout_.groups[k].walks_rings())
         z = {work.kept[from.vectors == work.kept[0].vectors].vectors, offsets_[order(k + 1)]};
-      group_forward(k, from, z, work);
+      groups(work).forward(k, from, z);
     }
     return z;
   }
@@ -168,7 +168,7 @@ class Run {
 
   // From the input of the first group those of all others.
   void keep_inputs(Workspace<T>& work) const {
-    for (size_t k = 0; k + 1 < layout_.groups.size(); ++k) group_forward(k, work.kept[k], work.kept[k + 1], work);
+    for (size_t k = 0; k + 1 < layout_.groups.size(); ++k) groups(work).forward(k, work.kept[k], work.kept[k + 1]);
   }
 
   // The output, from rows; the inputs of all groups are kept.
@@ -177,22 +177,23 @@ class Run {
     read_input(work.kept[0], work);
     keep_inputs(work);
     const size_t last = layout_.groups.size() - 1;
-    group_forward(last, work.kept[last], to, work);
+    groups(work).forward(last, work.kept[last], to);
   }
 
   void read_gradient(Workspace<T>& work) const {
     work.gradient.offset = offsets_[gradient_order(layout_.groups.size())];
     mover_.read(work.grad, work.count, call_.out_features, work.gradient, work.buffer, work.bias_gradient, work.share);
-    wait_for_others(work);
+    work.wait_for_others();
   }
 
   // From the gradient of the output to that of the input.
   void mix_back(Workspace<T>& work) const {
     for (size_t k = layout_.groups.size(); k-- > 0;) {
-      if (layout_.groups[k].walks_rings())
-        rings_backward(k, work);
-      else
-        each_component(layout_.groups[k], work, [&](const Component& component) { group_backward(k, component, work); });
+      if (layout_.groups[k].walks_rings()) {  // they go from one tile to the other
+        std::swap(work.gradient, work.other_gradient);
+        work.gradient.offset = offsets_[gradient_order(k)];
+      }
+      groups(work).backward(k, wants_parameters_);
     }
   }
 
@@ -202,7 +203,7 @@ class Run {
         row_stages(work).write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x, work.count,
                                 work.share);
         if (call_.in_features == plan_.n()) return;
-        wait_for_others(work);
+        work.wait_for_others();
       }
     if (call_.grad_x.data)
       mover_.write(work.gradient, nullptr, work.grad_x, work.count, call_.in_features, work.buffer, work.share);
@@ -215,11 +216,11 @@ class Run {
     const auto walk = [&](Workspace<T>& work, const Share& tiles) {
       if (!coeffs_of(work).is_exact()) return;
       clear_sums(work);
-      wait_for_others(work);
+      work.wait_for_others();
       for (int64_t t = tiles.begin(tiles_); t < tiles.end(tiles_); ++t) {
         begin_at(t * rows_per_tile_, work);
         f(work);
-        wait_for_others(work);
+        work.wait_for_others();
       }
     };
     if (!shares_ && backward_) return in_shares(threads_, [&](const Share& mine) { walk(workspaces_[mine.member], mine); });
@@ -250,20 +251,6 @@ class Run {
   const Coeffs<T, kLanes>& prepared(int32_t copy) const {
     if (wants_rest_) coeffs_[copy].prepare();
     return coeffs_[copy];
-  }
-
-  // If they work on the same tile.
-  static void wait_for_others(const Workspace<T>& work) {
-    if (work.share.team > 1) {
-#pragma omp barrier
-    }
-  }
-
-  template <class F>
-  static void each_component(const Group& group, const Workspace<T>& work, F f) {
-    const int64_t count = group.components.size();
-    for (int64_t k = work.share.begin(count); k < work.share.end(count); ++k) f(group.components[k]);
-    wait_for_others(work);
   }
 
   void begin(const Rows& x, const Rows& y, const Rows& grad, const Rows& grad_x, int64_t count, Workspace<T>& work) const {
@@ -300,83 +287,8 @@ class Run {
     }
   }
 
-  const int32_t* unit_list(const Component& component) const { return layout_.unit_list.data() + component.units_begin; }
-
-  Units<T> locate(const Component& component, const Tile<T>& tile, Vector<T>** units) const {
-    for (int32_t k = 0; k < component.units; ++k) units[k] = tile.unit(unit_list(component)[k]);
-    return units;
-  }
-
-  Stage<T> stage(const Component& component, const Step& step, const Workspace<T>& work, T* gradients) const {
-    const int32_t pairs = component.pairs_begin + step.earlier_whole_units * (component.units / 2);
-    const Coeffs<T, kLanes>& coeffs = coeffs_of(work);
-    return {step.kind,
-            layout_.stride[step.stage],
-            layout_.pairs.data() + pairs,
-            unit_list(component),
-            component.units,
-            component.padding,
-            coeffs.of(step.stage),
-            coeffs.step(step.stage),
-            coeffs.row(step.stage),
-            gradients ? gradients + step.stage * stage_size() : nullptr,
-            stage_size(),
-            step.stage > 0 || call_.grad_x.data,
-            work.depth};
-  }
-
-  // The steps of a group up to `end` on one component. Step k reads units(k) and writes units(k + 1).
-  template <bool kKeepsAll, class UnitsOfStep>
-  void steps_forward(size_t number, size_t end, const Component& component, Workspace<T>& work, UnitsOfStep units) const {
-    const auto stage_of = [&](size_t k) { return stage(component, steps_[number][k], work, nullptr); };
-    for (size_t k = 0; k < end; ++k) {
-      if (steps_[number][k].quads && k + 1 < end) {
-        stages_forward<T, kLanes, kKeepsAll>(stage_of(k), stage_of(k + 1), units(k), units(k + 1), units(k + 2));
-        ++k;
-      } else {
-        stage_forward<T, kLanes>(stage_of(k), units(k), units(k + 1));
-      }
-    }
-  }
-
-  // Calls f with the walk along the rings of a group.
-  template <class F>
-  void with_rings(size_t number, const Workspace<T>& work, F f) const {
-    if constexpr (kLanes == 1) {
-      const Group& group = layout_.groups[number];
-      const auto stage_of = [&](size_t k) { return stage(group.components[0], steps_[number][k], work, work.coeff_gradients); };
-      const Stage<T> first = stage_of(0), second = stage_of(1);
-      with_block<T, kLanes>(first.kind, [&](auto block) {
-        with_block<T, kLanes>(second.kind, [&](auto following) {
-          with_depth(work.depth, [&](auto depth) {
-            using Walk = RingWalk<typename decltype(block)::type, typename decltype(following)::type, T, depth()>;
-            f(Walk(group.rings, first, second, depth_, work.room));
-          });
-        });
-      });
-    }
-  }
-
-  void rings_backward(size_t number, Workspace<T>& work) const {
-    const Vector<T>* g = work.gradient.vectors;
-    std::swap(work.gradient, work.other_gradient);
-    work.gradient.offset = offsets_[gradient_order(number)];
-    with_rings(number, work, [&](const auto& walk) {
-      if (wants_parameters_)
-        walk.template backward<true>(work.kept[number].vectors, g, work.gradient.vectors);
-      else
-        walk.template backward<false>(nullptr, g, work.gradient.vectors);
-    });
-  }
-
-  void group_forward(size_t number, const Tile<T>& from, const Tile<T>& to, Workspace<T>& work) const {
-    if (layout_.groups[number].walks_rings())
-      return with_rings(number, work, [&](const auto& walk) { walk.forward(from.vectors, to.vectors); });
-    each_component(layout_.groups[number], work, [&](const Component& component) {
-      const Units<T> inputs = locate(component, from, work.from);
-      const Units<T> outputs = from.vectors == to.vectors ? inputs : locate(component, to, work.to);
-      steps_forward<false>(number, steps_[number].size(), component, work, [&](size_t k) { return k ? outputs : inputs; });
-    });
+  Groups<T, kLanes> groups(Workspace<T>& work) const {
+    return {layout_, steps_, coeffs_of(work), call_.grad_x.data != nullptr, depth_, work};
   }
 
   RowStages<S, T, kLanes> row_stages(const Workspace<T>& work) const {
@@ -397,27 +309,6 @@ class Run {
     if (!wants_rest_) return;
     mix_back(work);
     write_gradient(work);
-  }
-
-  // Computes the inputs of the group's steps again and walks back.
-  void group_backward(size_t number, const Component& component, Workspace<T>& work) const {
-    const Units<T> gradient = locate(component, work.gradient, work.to);
-    if (wants_parameters_) {
-      const Units<T> first = locate(component, work.kept[number], work.from);
-      const auto input = [&](size_t k) { return k ? work.levels + (k - 1) * layout_.largest : first; };
-      steps_forward<true>(number, steps_[number].size() - 1, component, work, input);
-      steps_backward<true>(number, component, input, gradient, work);
-    } else {
-      steps_backward<false>(number, component, [](size_t) { return nullptr; }, gradient, work);
-    }
-  }
-
-  template <bool kParameters, class UnitsOfStep>
-  void steps_backward(size_t number, const Component& component, UnitsOfStep input, Units<T> gradient,
-                      Workspace<T>& work) const {
-    for (size_t k = steps_[number].size(); k-- > 0;)
-      stage_backward<T, kLanes, kParameters>(stage(component, steps_[number][k], work, work.coeff_gradients), input(k),
-                                             gradient);
   }
 
   Arena arena_;

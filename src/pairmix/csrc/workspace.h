@@ -26,6 +26,13 @@ struct Workspace {
   std::vector<Vector<T>*> pointers;
   Vector<T>* room;  // for what rings are computed with
   T *buffer, *coeff_gradients, *bias_gradient;
+
+  // If they work on the same tile.
+  void wait_for_others() const {
+    if (share.team > 1) {
+#pragma omp barrier
+    }
+  }
 };
 
 }  // namespace
