@@ -71,6 +71,21 @@ def test_the_result_is_the_same_on_every_run(threads, target):
         assert all(a.equal(b) for a, b in zip(first, step(layer, *arguments), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("block", ["general", "rotation"])
+@pytest.mark.parametrize(("n", "schedule"), [(64, "butterfly"), (100, "butterfly"), (129, "random"), (512, "butterfly")])
+def test_a_row_does_not_depend_on_the_rows_beside_it(n, schedule, block, dtype, target):
+    layer = SPMLinear(n, n, block=block, schedule=schedule, init="random_rotation", dtype=dtype)
+    x, grad = random_step(layer, 200)
+    with running(target):
+        y, grad_x = step(layer, x, grad)[:2]
+    for rows, threads in product((4, 5, 16, 17, 33, 100), (1, 2)):
+        with running(target, threads):
+            some, grad_some = step(layer, x[:rows].detach().requires_grad_(), grad[:rows])[:2]
+        assert some.equal(y[:rows]) and grad_some.equal(grad_x[:rows]), f"{rows} rows, {threads} threads"
+
+
+
 @pytest.mark.parametrize("caches", [(4 << 10, 4 << 10), (16 << 10, 256 << 10), (64 << 10, 4 << 20)], ids=str)
 @pytest.mark.parametrize(("n", "stages"), [(96, 7), (1023, 10), (2048, 22)])
 def test_tiles_for_caches_of_any_size(caches, n, stages, target):

@@ -49,21 +49,23 @@ struct ClearPadding {
   Vector<T> operator()(Vector<T> v) const { return cleared(v, std::make_index_sequence<Simd<T>::width>{}); }
 };
 
-// The block of a unit with another: its coefficients, and the sums that become their gradients.
+// The block of a unit with another: its coefficients, and the sums that become their gradients. It is always the product with the
+// other unit that is rounded, so that results do not depend on which of them is the first.
 template <class T, int kLanes>
 struct GeneralBlock {
   Vector<T> a, b, c, d, ga{}, gb{}, gc{}, gd{};
 
-  GeneralBlock(const T* coeffs, int64_t row)
-      : a(spread<kLanes>(coeffs)),
-        b(spread<kLanes>(coeffs + row)),
-        c(spread<kLanes>(coeffs + 2 * row)),
-        d(spread<kLanes>(coeffs + 3 * row)) {}
+  GeneralBlock(const T* coeffs, int64_t row) { load(coeffs, row); }
 
-  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return a * x1 + b * x2; }
-  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return c * x1 + d * x2; }
-  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return a * g1 + c * g2; }
-  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return b * g1 + d * g2; }
+  void load(const T* coeffs, int64_t row) {
+    a = spread<kLanes>(coeffs), b = spread<kLanes>(coeffs + row);
+    c = spread<kLanes>(coeffs + 2 * row), d = spread<kLanes>(coeffs + 3 * row);
+  }
+
+  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return a * x1 + rounded(b * x2); }
+  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return d * x2 + rounded(c * x1); }
+  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return a * g1 + rounded(c * g2); }
+  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return d * g2 + rounded(b * g1); }
 
   // x are inputs, g the gradients of outputs, h those of inputs.
   void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2, Vector<T>, Vector<T>) {
@@ -83,12 +85,14 @@ template <class T, int kLanes>
 struct RotationBlock {
   Vector<T> cos, sin, along{}, against{};  // two sums, so that one addition need not wait for the other
 
-  RotationBlock(const T* coeffs, int64_t row) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + row)) {}
+  RotationBlock(const T* coeffs, int64_t row) { load(coeffs, row); }
 
-  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return cos * x1 - sin * x2; }
-  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return sin * x1 + cos * x2; }
-  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g1 + sin * g2; }
-  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - sin * g1; }
+  void load(const T* coeffs, int64_t row) { cos = spread<kLanes>(coeffs), sin = spread<kLanes>(coeffs + row); }
+
+  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return cos * x1 - rounded(sin * x2); }
+  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return cos * x2 + rounded(sin * x1); }
+  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g1 + rounded(sin * g2); }
+  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - rounded(sin * g1); }
 
   void add(Vector<T> x1, Vector<T> x2, Vector<T>, Vector<T>, Vector<T> h1, Vector<T> h2) {
     along += h2 * x1;
@@ -103,7 +107,7 @@ struct RotationBlock {
 // p[k] z[k] + q[k] z[k ^ kStride]
 template <class T, int kStride>
 inline Vector<T> crossed(Vector<T> p, Vector<T> q, Vector<T> z) {
-  return p * z + q * exchange<kStride, T>(z);
+  return q * exchange<kStride, T>(z) + rounded(p * z);  // which need not wait for the exchange
 }
 
 // The blocks inside a unit, at one stage or at several in a row: their coefficients, and the sums that become their
@@ -115,7 +119,7 @@ struct InsideBlock {
     const int all[] = {kStrides...};
     return all[s];
   }
-  Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};
+  Vector<T> p[count], q[count], gp[count] = {}, gq[count] = {};  // the sums for q at the lanes that it exchanges
 
   [[gnu::always_inline]] InsideBlock(const T* coeffs, int64_t stage_size) {
     for (int s = 0; s < count; ++s, coeffs += stage_size) p[s] = spread<kLanes>(coeffs), q[s] = spread<kLanes>(coeffs + kLanes);
@@ -142,10 +146,12 @@ struct InsideBlock {
     walk_back<kParameters, kVectors>(inputs, g, after_stage);
   }
 
+  template <int kStage = 0>
   [[gnu::always_inline]] void add_gradients_to(T* packed, int64_t stage_size) const {
-    for (int s = 0; s < count; ++s, packed += stage_size) {
-      const Vector<T> sums[] = {gp[s], gq[s]};
+    if constexpr (kStage < count) {
+      const Vector<T> sums[] = {gp[kStage], exchange<stride(kStage), T>(gq[kStage])};
       add_folded<kLanes, T>(packed, sums);
+      add_gradients_to<kStage + 1>(packed + stage_size, stage_size);
     }
   }
 
@@ -168,11 +174,12 @@ struct InsideBlock {
       const Vector<T> transposed = exchange<stride(s), T>(q[s]);
 #pragma GCC unroll 8
       for (int k = 0; k < kVectors; ++k) {
+        const Vector<T> exchanged = exchange<stride(s), T>(g[k]);
         if constexpr (kParameters) {
           gp[s] += g[k] * inputs[s][k];
-          gq[s] += g[k] * exchange<stride(s), T>(inputs[s][k]);
+          gq[s] += exchanged * inputs[s][k];
         }
-        g[k] = after_stage(crossed<T, stride(s)>(p[s], transposed, g[k]));
+        g[k] = after_stage(transposed * exchanged + rounded(p[s] * g[k]));
       }
       walk_back<kParameters, kVectors, s>(inputs, g, after_stage);
     }

@@ -38,8 +38,8 @@ struct PairVector {
   }
 
   void apply(Vector<T>& first, Vector<T>& second) const {
-    const Vector<T> mixed = a * first + b * second;
-    second = c * first + d * second;
+    const Vector<T> mixed = a * first + rounded(b * second);
+    second = d * second + rounded(c * first);
     first = mixed;
   }
 };

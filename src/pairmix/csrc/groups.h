@@ -8,6 +8,7 @@
 #include "coeffs.h"
 #include "plan.h"
 #include "rings.h"
+#include "row_stages.h"
 #include "stages.h"
 #include "steps.h"
 #include "tiles.h"
@@ -17,21 +18,37 @@ namespace pairmix {
 namespace {
 
 // For the tile that a workspace has at hand.
-template <class T, int kLanes>
+template <class S, class T, int kLanes>
 class Groups {
+  using FirstStages = RowStages<S, T, kLanes>;
+
  public:
-  // `wants_gradient_of_x`: back through the first stage, too. `depth` is that of a full tile.
+  // Whether a unit of a row is a whole cache line. The first group then reads rows unit by unit, and goes on with them while they
+  // are in the L1 cache.
+  static constexpr bool can_read_units = FirstStages::exists && FirstStages::together == 1 && kVectorBytes == 64;
+
+  // If it `reads_rows`, the first group does so, and on the way back it writes them. `wants_gradient_of_x`: back through the first stage,
+  // too. `depth` is that of a full tile.
   Groups(const Layout& layout, const std::vector<std::vector<Step>>& steps, const Coeffs<T, kLanes>& coeffs,
-         bool wants_gradient_of_x, int32_t depth, Workspace<T>& work)
-      : layout_(layout), steps_(steps), coeffs_(coeffs), wants_gradient_of_x_(wants_gradient_of_x), depth_(depth), work_(work) {}
+         const FirstStages& rows, bool reads_rows, bool wants_gradient_of_x, int32_t depth, Workspace<T>& work)
+      : layout_(layout),
+        steps_(steps),
+        coeffs_(coeffs),
+        rows_(rows),
+        reads_rows_(reads_rows),
+        wants_gradient_of_x_(wants_gradient_of_x),
+        depth_(depth),
+        work_(work) {}
 
   // In place, if `from` and `to` are the same tile; never along rings.
   void forward(size_t number, const Tile<T>& from, const Tile<T>& to) const {
     if (group(number).walks_rings())
       return with_rings(number, [&](const auto& walk) { walk.forward(from.vectors, to.vectors); });
+    const bool reads = reads_rows(number);
     each_component(number, [&](const Component& component) {
-      const Units<T> inputs = locate(component, from, work_.from);
-      const Units<T> outputs = from.vectors == to.vectors ? inputs : locate(component, to, work_.to);
+      const Units<T> outputs = locate(component, to, work_.to);
+      const Units<T> inputs = reads || from.vectors == to.vectors ? outputs : locate(component, from, work_.from);
+      if (reads) read_rows(component, outputs);
       steps_forward<false>(number, steps_[number].size(), component, [&](size_t k) { return k ? outputs : inputs; });
     });
   }
@@ -47,6 +64,17 @@ class Groups {
  private:
   const Group& group(size_t number) const { return layout_.groups[number]; }
   const int32_t* unit_list(const Component& component) const { return layout_.unit_list.data() + component.units_begin; }
+
+  bool reads_rows(size_t number) const { return can_read_units && reads_rows_ && number == 0; }
+  void read_rows(const Component& component, Units<T> to) const {
+    if constexpr (can_read_units)
+      for (int32_t k = 0; k < component.units; ++k) rows_.read_unit(unit_list(component)[k], to[k]);
+  }
+  void write_back_rows(const Component& component, Units<T> from, bool wants_parameters) const {
+    if constexpr (can_read_units)
+      for (int32_t k = 0; k < component.units; ++k)
+        rows_.write_unit_back(unit_list(component)[k], from[k], wants_parameters ? work_.coeff_gradients : nullptr);
+  }
 
   template <class F>
   void each_component(size_t number, F f) const {
@@ -113,17 +141,32 @@ class Groups {
   // Computes the inputs of the group's steps again, if they are needed, and walks back.
   template <bool kParameters>
   void component_backward(size_t number, const Component& component) const {
+    const std::vector<Step>& steps = steps_[number];
     const Units<T> gradient = locate(component, work_.gradient, work_.to);
-    const Units<T> first = kParameters ? locate(component, work_.kept[number], work_.from) : nullptr;
-    const auto input = [&](size_t k) -> Units<T> { return k ? work_.levels + (k - 1) * layout_.largest : first; };
-    if constexpr (kParameters) steps_forward<true>(number, steps_[number].size() - 1, component, input);
-    for (size_t k = steps_[number].size(); k-- > 0;)
-      stage_backward<T, kLanes, kParameters>(stage(component, steps_[number][k]), kParameters ? input(k) : nullptr, gradient);
+    const bool reads = reads_rows(number);
+    const Units<T> first = !kParameters ? nullptr : reads ? work_.spare : locate(component, work_.kept[number], work_.from);
+    if (kParameters && reads) read_rows(component, first);
+    const auto input = [&](size_t k) -> Units<T> { return !kParameters ? nullptr : k ? work_.levels + (k - 1) * layout_.largest : first; };
+    const auto stage_of = [&](size_t k) { return stage(component, steps[k]); };
+    const auto in_quads = [&](size_t k) { return kWalksBackInQuads && k > 0 && steps[k - 1].quads; };
+    const size_t last = steps.size() - 1;
+    if constexpr (kParameters) steps_forward<!kWalksBackInQuads>(number, last - in_quads(last), component, input);
+    for (size_t k = last + 1; k-- > 0;) {
+      if (in_quads(k)) {
+        stages_backward<T, kLanes, kParameters>(stage_of(k - 1), stage_of(k), input(k - 1), input(k), gradient);
+        --k;
+      } else {
+        stage_backward<T, kLanes, kParameters>(stage_of(k), input(k), gradient);
+      }
+    }
+    if (reads) write_back_rows(component, gradient, kParameters);
   }
 
   const Layout& layout_;
   const std::vector<std::vector<Step>>& steps_;
   const Coeffs<T, kLanes>& coeffs_;
+  const FirstStages rows_;
+  const bool reads_rows_;
   const bool wants_gradient_of_x_;
   const int32_t depth_;
   Workspace<T>& work_;

@@ -134,15 +134,19 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
     for (int32_t unit = 0; unit < units; ++unit) largest = std::max(largest, size[find(unit)]);
     return largest;
   };
-  // How many copies of a component a group keeps: the input of every stage, a run inside units counting as one, and a
-  // gradient. Counted up to each stage, so that the stages between two are a difference.
-  std::vector<int64_t> inputs(stages_ + 1, 0);
-  for (int32_t l = 0; l < stages_; ++l) {
-    const bool continues_run = l > 0 && layout.stride[l - 1] > 0 && layout.stride[l] == 2 * layout.stride[l - 1];
-    inputs[l + 1] = inputs[l] + !continues_run;
-  }
+  std::vector<bool> quads(stages_, false);  // with the next stage
+  for (int32_t l = 0; l + 1 < stages_; ++l) quads[l] = !layout.stride[l] && !layout.stride[l + 1] && in_quads(l, lanes);
+  // How many copies of a component a group keeps: the input of every stage, a run inside units counting as one, and so do
+  // quads if they are walked back through at once; and a gradient.
   const auto copies = [&](int32_t first, int32_t last) -> int64_t {
-    return budget.keeps_stages ? std::max<int64_t>(inputs[last] - inputs[first], 1) + 1 : 1;
+    if (!budget.keeps_stages) return 1;
+    int64_t inputs = 0;
+    for (int32_t l = first; l < last; ++l) {
+      const bool continues_run = l > first && layout.stride[l - 1] > 0 && layout.stride[l] == 2 * layout.stride[l - 1];
+      inputs += !continues_run;
+      if (budget.keeps_quads && quads[l] && l + 1 < last) ++l;
+    }
+    return inputs + 1;
   };
   const bool is_one_group = copies(budget.first_stage, stages_) * units <= budget.everything;
   for (int32_t first = budget.first_stage, last; first < stages_; first = last) {
@@ -161,7 +165,7 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
     }
     root = root_before;
     for (int32_t l = first; l + 1 < last; ++l)
-      if (!layout.stride[l] && !layout.stride[l + 1] && in_quads(l, lanes)) layout.quads[l++] = true;
+      if (quads[l]) layout.quads[l++] = true;
 
     Group group{first, last, {}, {}, 0, 0};
     std::vector<int32_t> local(units);

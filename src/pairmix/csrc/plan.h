@@ -76,12 +76,13 @@ struct Budget {
   int64_t component;   // what a component may take; a single stage may take more
   int64_t everything;  // if all stages on the whole width take no more than this, they are one group
   bool keeps_stages;   // whether the input of every stage and a gradient are kept, or one copy is worked on
+  bool keeps_quads;    // if so, only the input of the first of two stages that fall into quads
   int32_t first_stage;  // of the first group; those before it are computed while rows are read
   bool allows_rings;    // coefficients and units may be in another order
 
   bool operator==(const Budget& other) const {
     return component == other.component && everything == other.everything && keeps_stages == other.keeps_stages &&
-           first_stage == other.first_stage && allows_rings == other.allows_rings;
+           keeps_quads == other.keeps_quads && first_stage == other.first_stage && allows_rings == other.allows_rings;
   }
 };
 

@@ -6,7 +6,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "half_precision.h"
@@ -14,6 +17,7 @@
 #include "stages.h"
 #include "team.h"
 #include "tiles.h"
+#include "workspace.h"
 
 namespace pairmix {
 namespace {
@@ -21,10 +25,12 @@ namespace {
 template <class S, class T, int kLanes>
 class RowStages {
   using Block = RunBlock<T, kLanes>;
-  static constexpr int width = Simd<T>::width, rows_in_vector = kRowsInVector<T, kLanes>;
+  static constexpr int width = Simd<T>::width;
 
  public:
   static constexpr bool exists = kRunStages<kLanes> > 0;
+  // A vector of a row has so many units, which are read and written together.
+  static constexpr int together = width / kLanes;
 
   // Whether the first stages of this schedule can be computed on these rows, whose stages have these strides inside units.
   static bool fits(const Call& call, const std::vector<int32_t>& stride) {
@@ -32,95 +38,140 @@ class RowStages {
            is_run<kLanes>(stride.data(), stride.size());
   }
 
-  RowStages(const T* coeffs, int64_t stage_size, int32_t features, int32_t n)
-      : coeffs_(coeffs), stage_size_(stage_size), features_(features), n_(n) {}
+  // For the tile of a workspace. `coeffs` are those of the first stage.
+  RowStages(const T* coeffs, int64_t stage_size, int32_t features, int32_t n, const Workspace<T>& work)
+      : coeffs_(coeffs), stage_size_(stage_size), features_(features), n_(n), work_(work) {}
 
-  void read(const Rows& x, int64_t count, const Tile<T>& tile, const Share& share) const {
-    in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
-      const S* from = row<const S>(x, first);
-      each_column(share, [&](int32_t column, int32_t first_unit) {
-        Vector<T> v[vectors * rows_in_vector];
-        load_units<vectors()>(from + column, x.row_stride, rows, v);
-#pragma GCC unroll 8
-        for (int u = 0; u < rows_in_vector; ++u) {
-          const Block block(coeffs_ + place(first_unit + u), stage_size_);
-          Vector<T>* to = tile.unit(first_unit + u) + first / rows_in_vector;
-          for (int k = 0; k < vectors; ++k) to[k] = block.forward(v[k * rows_in_vector + u]);
-        }
-      });
+  // All rows of a tile: a few after the other, since a vector may be less than a cache line of a row, or all of a unit at once.
+  void read(const Tile<T>& tile) const {
+    each_rows_and_units(tile, [&](int32_t, int32_t column, Vector<T>* const* to, const Blocks& blocks, int64_t first, int rows, auto vectors)
+                                  __attribute__((always_inline)) { read_block<vectors()>(column, to, blocks, first, rows); });
+  }
+  void read_unit(int32_t unit, Vector<T>* to) const {
+    const Blocks blocks(*this, unit);
+    const int32_t column = this->column(unit);
+    in_blocks<T, kLanes>(work_.count, Share{}, [&](int64_t first, int rows, auto vectors) __attribute__((always_inline)) {
+      read_block<vectors()>(column, &to, blocks, first, rows);
     });
   }
 
-  // `tile` has the gradients behind these stages; those of its coefficients are added to `gradients`, and `grad_x` is written,
-  // if they are not null. If rows are repeated, the gradients before these stages go to the tile instead: they are still to be
-  // summed.
-  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t count, const Share& share) const {
-    if (gradients && grad_x.data) return write_back<true, true>(tile, x, gradients, grad_x, count, share);
-    if (gradients) return write_back<true, false>(tile, x, gradients, grad_x, count, share);
-    write_back<false, true>(tile, x, gradients, grad_x, count, share);
+  // The tile has the gradients behind the first stages; those of the coefficients are added to `gradients`, if it is not null, and
+  // those of the rows written, if they are wanted. If rows are repeated, those are still to be summed, and go to the tile.
+  void write_back(const Tile<T>& tile, T* gradients) const {
+    with_wanted(gradients, [&](auto parameters, auto input) {
+      each_rows_and_units(tile, [&](int32_t unit, int32_t column, Vector<T>* const* g, Blocks& blocks, int64_t first, int rows, auto vectors)
+                                    __attribute__((always_inline)) {
+        write_block_back<parameters(), input(), vectors()>(column, g, blocks, first, rows);
+        if constexpr (parameters()) blocks.add_gradients_to(gradients, *this, unit);
+      });
+    });
+  }
+  void write_unit_back(int32_t unit, Vector<T>* g, T* gradients) const {
+    with_wanted(gradients, [&](auto parameters, auto input) {
+      Blocks blocks(*this, unit);
+      const int32_t column = this->column(unit);
+      in_blocks<T, kLanes>(work_.count, Share{}, [&](int64_t first, int rows, auto vectors) __attribute__((always_inline)) {
+        write_block_back<parameters(), input(), vectors()>(column, &g, blocks, first, rows);
+      });
+      if constexpr (parameters()) blocks.add_gradients_to(gradients, *this, unit);
+    });
   }
 
  private:
-  template <class Number>
-  static Number* row(const Rows& rows, int64_t number) {
-    return static_cast<Number*>(rows.data) + number * rows.row_stride;
-  }
   static int64_t place(int64_t unit) { return 2 * kLanes * unit; }
 
-  // Calls f(column, unit) with the first of every vector of a row, as often as the row is repeated.
+  // Where a row has a column.
+  template <class Number>
+  static Number* at(const Rows& rows, int64_t row, int32_t column) {
+    return static_cast<Number*>(rows.data) + row * rows.row_stride + column;
+  }
+  // The column that goes to the first lane of a unit.
+  int32_t column(int32_t unit) const { return unit * kLanes % features_; }
+
+  // Those of the units that are in a vector of a row.
+  struct Blocks {
+    Block of[together];
+
+    [[gnu::always_inline]] Blocks(const RowStages& rows, int32_t unit) : Blocks(rows, unit, std::make_index_sequence<together>{}) {}
+    template <size_t... I>
+    [[gnu::always_inline]] Blocks(const RowStages& rows, int32_t unit, std::index_sequence<I...>)
+        : of{Block(rows.coeffs_ + place(unit + I), rows.stage_size_)...} {}
+    [[gnu::always_inline]] void add_gradients_to(T* gradients, const RowStages& rows, int32_t unit) const {
+      for (int u = 0; u < together; ++u) of[u].add_gradients_to(gradients + place(unit + u), rows.stage_size_);
+    }
+  };
+
+  // Calls f with whether the gradients of the coefficients, and those of the rows, are wanted. One of them is.
   template <class F>
-  void each_column(const Share& share, F f) const {
-    const int32_t count = features_ / width;
-    for (int32_t copy = 0; copy < n_; copy += features_)
-      for (int64_t k = share.begin(count); k < share.end(count); ++k)
-        f(static_cast<int32_t>(k * width), static_cast<int32_t>(copy + k * width) / kLanes);
+  void with_wanted(const T* gradients, F f) const {
+    if (gradients && work_.grad_x.data) return f(std::true_type{}, std::true_type{});
+    if (gradients) return f(std::true_type{}, std::false_type{});
+    f(std::false_type{}, std::true_type{});
+  }
+
+  template <class F>
+  [[gnu::always_inline]] void each_rows_and_units(const Tile<T>& tile, F f) const {
+    const int64_t count = features_ / width;
+    in_blocks<T, kLanes>(work_.count, Share{}, [&](int64_t first, int rows, auto vectors) {
+      for (int32_t copy = 0; copy < n_; copy += features_)
+        for (int64_t k = work_.share.begin(count); k < work_.share.end(count); ++k) {
+          const auto column = static_cast<int32_t>(k * width), unit = (copy + column) / kLanes;
+          Vector<T>* units[together];
+          for (int u = 0; u < together; ++u) units[u] = tile.unit(unit + u);
+          Blocks blocks(*this, unit);
+          f(unit, column, units, blocks, first, rows, vectors);
+        }
+    });
   }
 
   // A vector's width of columns, as vectors of one unit each. Rows that are not there are zero.
   template <int kVectors>
   [[gnu::always_inline]] static void load_units(const S* from, int64_t stride, int rows, Vector<T>* v) {
 #pragma GCC unroll 8
-    for (int k = 0; k < kVectors * rows_in_vector; ++k) v[k] = k < rows ? load_widened<S, T>(from + k * stride) : Vector<T>{};
+    for (int k = 0; k < kVectors * together; ++k) v[k] = k < rows ? load_widened<S, T>(from + k * stride) : Vector<T>{};
 #pragma GCC unroll 4
-    for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * rows_in_vector);
+    for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * together);
   }
   template <int kVectors>
   [[gnu::always_inline]] static void store_units(Vector<T>* v, int64_t stride, int rows, bool adds, S* to) {
 #pragma GCC unroll 4
-    for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * rows_in_vector);
+    for (int k = 0; k < kVectors; ++k) transpose<T, kLanes>(v + k * together);
 #pragma GCC unroll 8
-    for (int k = 0; k < kVectors * rows_in_vector; ++k)
+    for (int k = 0; k < kVectors * together; ++k)
       if (k < rows) store_or_add<S, T>(to + k * stride, v[k], adds);
   }
 
-  template <bool kParameters, bool kInput>
-  void write_back(const Tile<T>& tile, const Rows& x, T* gradients, const Rows& grad_x, int64_t count, const Share& share) const {
-    in_blocks<T, kLanes>(count, Share{}, [&](int64_t first, int rows, auto vectors) {
-      const S* input = kParameters ? row<const S>(x, first) : nullptr;
-      S* to = kInput ? row<S>(grad_x, first) : nullptr;
-      each_column(share, [&](int32_t column, int32_t first_unit) {
-        Vector<T> z[vectors * rows_in_vector] = {};
-        if constexpr (kParameters) load_units<vectors()>(input + column, x.row_stride, rows, z);
+  // So many rows from `first` on.
+  template <int kVectors>
+  [[gnu::always_inline]] void read_block(int32_t column, Vector<T>* const* to, const Blocks& blocks, int64_t first, int rows) const {
+    Vector<T> v[kVectors * together];
+    load_units<kVectors>(at<const S>(work_.x, first, column), work_.x.row_stride, rows, v);
 #pragma GCC unroll 8
-        for (int u = 0; u < rows_in_vector; ++u) {
-          const int64_t coeffs = place(first_unit + u);
-          Block block(coeffs_ + coeffs, stage_size_);
-          Vector<T>* of_unit = tile.unit(first_unit + u) + first / rows_in_vector;
-          Vector<T> inputs[vectors()], g[vectors()];
-          for (int k = 0; k < vectors; ++k) inputs[k] = z[k * rows_in_vector + u], g[k] = of_unit[k];
-          block.template backward<kParameters, vectors()>(inputs, g);
-          for (int k = 0; k < vectors; ++k) z[k * rows_in_vector + u] = g[k];
-          if (kInput && features_ < n_) std::copy_n(g, vectors(), of_unit);
-          if constexpr (kParameters) block.add_gradients_to(gradients + coeffs, stage_size_);
-        }
-        if (kInput && features_ == n_) store_units<vectors()>(z, grad_x.row_stride, rows, grad_x.adds, to + column);
-      });
-    });
+    for (int u = 0; u < together; ++u)
+      for (int k = 0; k < kVectors; ++k) to[u][first / together + k] = blocks.of[u].forward(v[k * together + u]);
+  }
+
+  template <bool kParameters, bool kInput, int kVectors>
+  [[gnu::always_inline]] void write_block_back(int32_t column, Vector<T>* const* g, Blocks& blocks, int64_t first, int rows) const {
+    const bool repeats = features_ < n_;
+    Vector<T> z[kVectors * together] = {};
+    if constexpr (kParameters) load_units<kVectors>(at<const S>(work_.x, first, column), work_.x.row_stride, rows, z);
+#pragma GCC unroll 8
+    for (int u = 0; u < together; ++u) {
+      Vector<T> inputs[kVectors], gradient[kVectors], *of_unit = g[u] + first / together;
+      for (int k = 0; k < kVectors; ++k) inputs[k] = z[k * together + u], gradient[k] = of_unit[k];
+      blocks.of[u].template backward<kParameters, kVectors>(inputs, gradient);
+      for (int k = 0; k < kVectors; ++k) z[k * together + u] = gradient[k];
+      if (kInput && repeats) std::copy_n(gradient, kVectors, of_unit);
+    }
+    if (kInput && !repeats)
+      store_units<kVectors>(z, work_.grad_x.row_stride, rows, work_.grad_x.adds, at<S>(work_.grad_x, first, column));
   }
 
   const T* coeffs_;
   const int64_t stage_size_;
   const int32_t features_, n_;
+  const Workspace<T>& work_;
 };
 
 }  // namespace

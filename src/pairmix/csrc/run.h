@@ -50,6 +50,7 @@ class Run {
         layout_(plan_.layout(Simd<T>::width, Sizes::budget(call, backward, depth_, fuses_rows_, depth > 0))),
         mover_(plan_.n(), layout_.units * kLanes),
         backward_(backward) {
+    reads_units_ = Groups<S, T, kLanes>::can_read_units && fuses_rows_ && !layout_.groups.empty();
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
     tiles_ = (call.rows + rows_per_tile_ - 1) / rows_per_tile_;
     threads_ = shares_ ? call.threads : static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, call.threads));
@@ -140,10 +141,12 @@ class Run {
           from_row<S>(call_.grad_x, start), std::min(rows_per_tile_, call_.rows - start), work);
   }
 
+  // Unless the first group reads it.
   void read_input(const Tile<T>& tile, Workspace<T>& work) const {
+    if (reads_units_) return;
     if constexpr (RowStages<S, T, kLanes>::exists)
       if (fuses_rows_) {
-        row_stages(work).read(work.x, work.count, tile, work.share);
+        row_stages(work).read(tile);
         return work.wait_for_others();
       }
     mover_.read(work.x, work.count, call_.in_features, tile, work.buffer, nullptr, work.share);
@@ -197,11 +200,11 @@ class Run {
     }
   }
 
+  // Unless the first group has written it.
   void write_gradient(Workspace<T>& work) const {
     if constexpr (RowStages<S, T, kLanes>::exists)
       if (fuses_rows_) {
-        row_stages(work).write_back(work.gradient, work.x, wants_parameters_ ? work.coeff_gradients : nullptr, work.grad_x, work.count,
-                                work.share);
+        if (!reads_units_) row_stages(work).write_back(work.gradient, wants_parameters_ ? work.coeff_gradients : nullptr);
         if (call_.in_features == plan_.n()) return;
         work.wait_for_others();
       }
@@ -275,10 +278,10 @@ class Run {
       for (size_t k = 0; k < kept && owns; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offsets_[order(k)]});
       work.room = parts.take<Vector<T>>(has_rings ? kRingUnits * depth_ : 0);
       work.buffer = parts.take<T>(mover_.buffer_size());
-      work.pointers.resize((2 + levels) * largest);
-      work.from = work.pointers.data(), work.to = work.from + largest, work.levels = work.to + largest;
-      Vector<T>* vectors = parts.take<Vector<T>>(levels * largest * depth_);
-      for (int64_t k = 0; k < levels * largest; ++k) work.levels[k] = vectors + k * depth_;
+      work.pointers.resize((3 + levels) * largest);
+      work.from = work.pointers.data(), work.to = work.from + largest, work.spare = work.to + largest, work.levels = work.spare + largest;
+      Vector<T>* vectors = parts.take<Vector<T>>((1 + levels) * largest * depth_);
+      for (int64_t k = 0; k < (1 + levels) * largest; ++k) work.spare[k] = vectors + k * depth_;
       if (!backward_) continue;
       if (owns) work.gradient = {parts.take<Vector<T>>(tile), offsets_[0]};
       if (has_rings) work.other_gradient = {parts.take<Vector<T>>(tile), offsets_[0]};
@@ -287,12 +290,12 @@ class Run {
     }
   }
 
-  Groups<T, kLanes> groups(Workspace<T>& work) const {
-    return {layout_, steps_, coeffs_of(work), call_.grad_x.data != nullptr, depth_, work};
+  RowStages<S, T, kLanes> row_stages(const Workspace<T>& work) const {
+    return {coeffs_of(work).of(0), stage_size(), call_.in_features, plan_.n(), work};
   }
 
-  RowStages<S, T, kLanes> row_stages(const Workspace<T>& work) const {
-    return {coeffs_of(work).of(0), stage_size(), call_.in_features, plan_.n()};
+  Groups<S, T, kLanes> groups(Workspace<T>& work) const {
+    return {layout_, steps_, coeffs_of(work), row_stages(work), reads_units_, call_.grad_x.data != nullptr, depth_, work};
   }
 
   void tile_forward(Workspace<T>& work) const {
@@ -320,6 +323,7 @@ class Run {
   const Mover<S, T, kLanes> mover_;
   mutable std::vector<Coeffs<T, kLanes>> coeffs_;  // made when they are first read
   const bool backward_;
+  bool reads_units_;  // of rows, by the first group
   bool wants_parameters_, wants_rest_;
   int64_t rows_per_tile_, tiles_;
   int32_t threads_;

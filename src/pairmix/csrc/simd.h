@@ -34,6 +34,20 @@ inline void store(T* to, Vector<T> v) {
   std::memcpy(to, &v, sizeof v);
 }
 
+// A product that is rounded before it is added to anything. Of a x + b y the compiler makes a product and a multiply-add, and would
+// choose here the one and there the other product: a row's results would depend on how many rows are computed with it.
+template <class V>
+[[gnu::always_inline]] inline V rounded(V product) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(product));
+#elif defined(__x86_64__)
+  asm("" : "+x"(product));
+#elif defined(__aarch64__)
+  asm("" : "+w"(product));
+#endif
+  return product;
+}
+
 // kLanes neighbouring numbers, which are less than a vector of the build's width if fewer coordinates share one.
 template <class T, int kLanes>
 struct Lanes {

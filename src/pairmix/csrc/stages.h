@@ -109,15 +109,78 @@ template <bool kParameters, class Block, class V>
   }
 }
 
+template <class Block, bool kParameters, class T>
+[[gnu::always_inline]] inline void pair_backward(const Stage<T>& stage, int32_t p, Units<T> z, Units<T> g) {
+  const auto [i, j, number] = stage.pairs[p];
+  Block block(stage.of_pair(stage.pairs[p]), stage.row);
+  const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
+  back_through<kParameters>(block, stage.depth, stage.goes_on, x1, x2, g[i], g[j], g[i], g[j]);
+  if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
+}
+
 // g, the gradient of the stage's output, becomes that of its input z.
 template <class Block, class T, int kLanes, bool kParameters>
 void pairs_backward(const Stage<T>& stage, Units<T> z, Units<T> g) {
-  for (int32_t p = 0; p < stage.units / 2; ++p) {
-    const auto [i, j, number] = stage.pairs[p];
-    Block block(stage.of_pair(stage.pairs[p]), stage.row);
-    const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
-    back_through<kParameters>(block, stage.depth, stage.goes_on, x1, x2, g[i], g[j], g[i], g[j]);
-    if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
+  for (int32_t p = 0; p < stage.units / 2; ++p) pair_backward<Block, kParameters>(stage, p, z, g);
+  clear_padding<T, kLanes>(stage, g);
+}
+
+// Whether two stages are walked back through at once. The sums of a quad take half of 32 registers, and leave none of 16.
+constexpr bool kWalksBackInQuads = kVectorBytes == 64;
+
+// The compiler must not know what this points to: what is read through it is read again, and not kept in registers.
+template <class P>
+[[gnu::always_inline]] inline void forget(P*& pointer) {
+  asm volatile("" : "+r"(pointer));
+}
+
+// Back through two stages that fall into quads. What is between them is computed again from z, or where there is padding, kept in
+// `middle`.
+template <class Block, class T, int kLanes, bool kParameters>
+void quads_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Units<T> middle, Units<T> g) {
+  for (int32_t p = 0; p < stage.units / 2; p += 2) {
+    const auto [a, b, number_ab] = stage.pairs[p];
+    const auto [c, d, number_cd] = stage.pairs[p + 1];
+    if (stage.padding == a || stage.padding == b || stage.padding == c || stage.padding == d) {
+      if constexpr (kParameters) {
+        for (const int32_t k : {p, p + 1}) pair_forward<Block, T>(stage, k, z, middle);
+        clear_padding<T, kLanes>(stage, middle);
+      }
+      for (const int32_t k : {p, p + 1}) pair_backward<Block, kParameters>(next, k, middle, g);
+      clear_padding<T, kLanes>(next, g);
+      for (const int32_t k : {p, p + 1}) pair_backward<Block, kParameters>(stage, k, z, g);
+      continue;
+    }
+    const T *from_ab = stage.of_pair(stage.pairs[p]), *from_cd = stage.of_pair(stage.pairs[p + 1]);
+    const T *from_ac = next.of_pair(next.pairs[p]), *from_bd = next.of_pair(next.pairs[p + 1]);
+    Block ab(from_ab, stage.row), cd(from_cd, stage.row), ac(from_ac, next.row), bd(from_bd, next.row);
+    const Vector<T>*xa = nullptr, *xb = nullptr, *xc = nullptr, *xd = nullptr;
+    if constexpr (kParameters) xa = z[a], xb = z[b], xc = z[c], xd = z[d];
+    Vector<T>*ga = g[a], *gb = g[b], *gc = g[c], *gd = g[d];
+    for (int32_t r = 0; r < stage.depth; ++r) {
+      if constexpr (kParameters) {  // the registers are for the sums
+        forget(from_ab), forget(from_cd), forget(from_ac), forget(from_bd);
+        ab.load(from_ab, stage.row), cd.load(from_cd, stage.row);
+        ac.load(from_ac, next.row), bd.load(from_bd, next.row);
+      }
+      const auto ha = ac.first_transposed(ga[r], gc[r]), hc = ac.second_transposed(ga[r], gc[r]);
+      const auto hb = bd.first_transposed(gb[r], gd[r]), hd = bd.second_transposed(gb[r], gd[r]);
+      const auto ia = ab.first_transposed(ha, hb), ib = ab.second_transposed(ha, hb);
+      const auto ic = cd.first_transposed(hc, hd), id = cd.second_transposed(hc, hd);
+      if constexpr (kParameters) {
+        ac.add(ab.first(xa[r], xb[r]), cd.first(xc[r], xd[r]), ga[r], gc[r], ha, hc);
+        bd.add(ab.second(xa[r], xb[r]), cd.second(xc[r], xd[r]), gb[r], gd[r], hb, hd);
+        ab.add(xa[r], xb[r], ha, hb, ia, ib);
+        cd.add(xc[r], xd[r], hc, hd, ic, id);
+      }
+      if (stage.goes_on) ga[r] = ia, gb[r] = ib, gc[r] = ic, gd[r] = id;
+    }
+    if constexpr (kParameters) {
+      ab.add_gradients_to(stage.gradients + int64_t{4} * number_ab);
+      cd.add_gradients_to(stage.gradients + int64_t{4} * number_cd);
+      ac.add_gradients_to(next.gradients + int64_t{4} * next.pairs[p].number);
+      bd.add_gradients_to(next.gradients + int64_t{4} * next.pairs[p + 1].number);
+    }
   }
   clear_padding<T, kLanes>(stage, g);
 }
@@ -201,6 +264,14 @@ inline void stages_forward(const Stage<T>& stage, const Stage<T>& next, Units<T>
     quads_forward<GeneralBlock<T, kLanes>, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
   else
     quads_forward<RotationBlock<T, kLanes>, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
+}
+
+template <class T, int kLanes, bool kParameters>
+inline void stages_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Units<T> middle, Units<T> g) {
+  if (stage.kind == Kind::general)
+    quads_backward<GeneralBlock<T, kLanes>, T, kLanes, kParameters>(stage, next, z, middle, g);
+  else
+    quads_backward<RotationBlock<T, kLanes>, T, kLanes, kParameters>(stage, next, z, middle, g);
 }
 
 template <class T, int kLanes, bool kParameters>

@@ -89,7 +89,7 @@ constexpr int kRowsTogether = kVectorsTogether<T, kLanes> * kRowsInVector<T, kLa
 
 // Calls f(first row, how many rows, how many vectors they fill) for blocks, then for vectors; the last may not be full.
 template <class T, int kLanes, class F>
-inline void in_blocks(int64_t count, const Share& share, F f) {
+[[gnu::always_inline]] inline void in_blocks(int64_t count, const Share& share, F f) {
   constexpr int vector = kRowsInVector<T, kLanes>, block = kRowsTogether<T, kLanes>;
   const int64_t blocks = (count + block - 1) / block;
   int64_t first = share.begin(blocks) * block;

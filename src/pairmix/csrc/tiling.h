@@ -62,7 +62,7 @@ struct Tiling {
     const int64_t unit_bytes = depth * kVectorBytes;
     const int64_t component = coeff_bytes(call) > kManyBytes ? tile_bytes() : component_bytes(backward);
     const int32_t first_stage = fuses_rows ? kRunStages<kLanes> : 0;
-    return {component / unit_bytes, backward ? kept_bytes() / unit_bytes : 0, backward, first_stage,
+    return {component / unit_bytes, backward ? kept_bytes() / unit_bytes : 0, backward, kWalksBackInQuads, first_stage,
             !is_in_chain && call.rows * call.steps >= kRowsWorthPacking};
   }
 
