@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo reproduce test fuzz gpu-check fuzz-files sanitize lint format docs docs-serve wheel results clean
+.PHONY: help install demo reproduce test fuzz gpu-check fuzz-files sanitize lint format docs docs-serve wheel speed results clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -174,21 +174,28 @@ docs-serve: $(DOCS)/.installed ## Show the site at http://127.0.0.1:8000, rebuil
 wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
 	$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
-results: $(INSTALLED) ## Measure again what stands in results/, and put it into README and docs
-	$(BIN)/pairmix bench init $(WITH_DATA) --jobs 2 --resume --out results
-	$(BIN)/pairmix bench fit --out results
-	$(BIN)/pairmix bench onnx --out results
-	$(BIN)/pairmix bench kernels --out results
-	$(BIN)/pairmix bench operator --out results
-	$(BIN)/pairmix bench operator --grid --out results
-	$(BIN)/pairmix bench operator --conditions --out results
-	$(BIN)/pairmix bench operator --latency --out results
-	$(BIN)/pairmix bench operator --scaling --out results
-	$(BIN)/pairmix bench operator --variants --out results
-	$(BIN)/pairmix bench modules --out results
-	$(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory --out results
-	$(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15 --out results
-	$(BIN)/pairmix bench steps --experiment adapters $(WITH_DATA) --keep-memory --seconds 30 --out results
+# RESULTS=results/avx512 measures a machine whose instruction set is not that of the other results.
+RESULTS ?= results
+BENCH := $(BIN)/pairmix bench
+
+speed: $(INSTALLED) ## Measure the speed again, and put it into README and docs
+	$(BENCH) kernels --out $(RESULTS)
+	$(BENCH) operator --out $(RESULTS)
+	$(BENCH) operator --grid --out $(RESULTS)
+	$(BENCH) operator --conditions --out $(RESULTS)
+	$(BENCH) operator --latency --out $(RESULTS)
+	$(BENCH) operator --scaling --out $(RESULTS)
+	$(BENCH) operator --variants --out $(RESULTS)
+	$(BENCH) modules --out $(RESULTS)
+	$(BENCH) steps $(WITH_DATA) --keep-memory --out $(RESULTS)
+	$(BIN)/python docs/fill_tables.py
+
+results: speed ## Measure again what stands in results/, and put it into README and docs
+	$(BENCH) init $(WITH_DATA) --jobs 2 --resume --out results
+	$(BENCH) fit --out results
+	$(BENCH) onnx --out results
+	$(BENCH) steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15 --out results
+	$(BENCH) steps --experiment adapters $(WITH_DATA) --keep-memory --seconds 30 --out results
 	$(BIN)/python docs/fill_tables.py
 
 clean: ## Remove .venv and everything that tools leave behind

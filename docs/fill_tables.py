@@ -1,6 +1,7 @@
 """Write the tables of README and docs from the files in results/.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Experiments and benchmarks say which names there are.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Experiments and benchmarks say which names there are. FOLDER/NAME is made
+from results/FOLDER.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def table(name: str) -> tables.Table | None:
     """A table by its name; None if there is nothing to make it from."""
-    folder = ROOT / "results"
+    below, _, name = name.rpartition("/")
+    folder = ROOT / "results" / below
     for experiment in EXPERIMENTS:
         if name in experiment.table_names:
             return experiment.table(name, folder)
@@ -47,7 +49,7 @@ def filled(page: str) -> str:
         text = "Not measured yet." if lines is None else tables.markdown(lines)
         return f"<!-- table: {match['name']} -->\n{text}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: (?P<name>[\w-]+) -->\n.*?<!-- end -->", filled_in, page, flags=re.DOTALL)
+    return re.sub(r"<!-- table: (?P<name>[\w/-]+) -->\n.*?<!-- end -->", filled_in, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class Groups {
   // are in the L1 cache.
   static constexpr bool can_read_units = FirstStages::exists && FirstStages::together == 1 && kVectorBytes == 64;
 
-  // If it `reads_rows`, the first group does so, and on the way back it writes them. `wants_gradient_of_x`: back through the first stage,
-  // too. `depth` is that of a full tile.
+  // If it `reads_rows`, the first group does so, and writes them on the way back. `wants_gradient_of_x`: back through the first
+  // stage, too. `depth` is that of a full tile.
   Groups(const Layout& layout, const std::vector<std::vector<Step>>& steps, const Coeffs<T, kLanes>& coeffs,
          const FirstStages& rows, bool reads_rows, bool wants_gradient_of_x, int32_t depth, Workspace<T>& work)
       : layout_(layout),
@@ -144,9 +144,9 @@ class Groups {
     const std::vector<Step>& steps = steps_[number];
     const Units<T> gradient = locate(component, work_.gradient, work_.to);
     const bool reads = reads_rows(number);
-    const Units<T> first = !kParameters ? nullptr : reads ? work_.spare : locate(component, work_.kept[number], work_.from);
+    const Units<T> first = !kParameters ? nullptr : reads ? work_.levels : locate(component, work_.kept[number], work_.from);
+    const auto input = [&](size_t k) -> Units<T> { return k && kParameters ? work_.levels + k * layout_.largest : first; };
     if (kParameters && reads) read_rows(component, first);
-    const auto input = [&](size_t k) -> Units<T> { return !kParameters ? nullptr : k ? work_.levels + (k - 1) * layout_.largest : first; };
     const auto stage_of = [&](size_t k) { return stage(component, steps[k]); };
     const auto in_quads = [&](size_t k) { return kWalksBackInQuads && k > 0 && steps[k - 1].quads; };
     const size_t last = steps.size() - 1;

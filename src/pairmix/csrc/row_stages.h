@@ -44,14 +44,14 @@ class RowStages {
 
   // All rows of a tile: a few after the other, since a vector may be less than a cache line of a row, or all of a unit at once.
   void read(const Tile<T>& tile) const {
-    each_rows_and_units(tile, [&](int32_t, int32_t column, Vector<T>* const* to, const Blocks& blocks, int64_t first, int rows, auto vectors)
-                                  __attribute__((always_inline)) { read_block<vectors()>(column, to, blocks, first, rows); });
+    each_rows_and_units(tile, [&](const Chunk& chunk, int64_t first, int rows, auto vectors) __attribute__((always_inline)) {
+      read_rows<vectors()>(chunk, first, rows);
+    });
   }
   void read_unit(int32_t unit, Vector<T>* to) const {
-    const Blocks blocks(*this, unit);
-    const int32_t column = this->column(unit);
+    const Chunk chunk(*this, unit, column(unit), &to);
     in_blocks<T, kLanes>(work_.count, Share{}, [&](int64_t first, int rows, auto vectors) __attribute__((always_inline)) {
-      read_block<vectors()>(column, &to, blocks, first, rows);
+      read_rows<vectors()>(chunk, first, rows);
     });
   }
 
@@ -59,21 +59,19 @@ class RowStages {
   // those of the rows written, if they are wanted. If rows are repeated, those are still to be summed, and go to the tile.
   void write_back(const Tile<T>& tile, T* gradients) const {
     with_wanted(gradients, [&](auto parameters, auto input) {
-      each_rows_and_units(tile, [&](int32_t unit, int32_t column, Vector<T>* const* g, Blocks& blocks, int64_t first, int rows, auto vectors)
-                                    __attribute__((always_inline)) {
-        write_block_back<parameters(), input(), vectors()>(column, g, blocks, first, rows);
-        if constexpr (parameters()) blocks.add_gradients_to(gradients, *this, unit);
+      each_rows_and_units(tile, [&](Chunk& chunk, int64_t first, int rows, auto vectors) __attribute__((always_inline)) {
+        write_rows_back<parameters(), input(), vectors()>(chunk, first, rows);
+        if constexpr (parameters()) add_gradients(chunk, gradients);
       });
     });
   }
   void write_unit_back(int32_t unit, Vector<T>* g, T* gradients) const {
     with_wanted(gradients, [&](auto parameters, auto input) {
-      Blocks blocks(*this, unit);
-      const int32_t column = this->column(unit);
+      Chunk chunk(*this, unit, column(unit), &g);
       in_blocks<T, kLanes>(work_.count, Share{}, [&](int64_t first, int rows, auto vectors) __attribute__((always_inline)) {
-        write_block_back<parameters(), input(), vectors()>(column, &g, blocks, first, rows);
+        write_rows_back<parameters(), input(), vectors()>(chunk, first, rows);
       });
-      if constexpr (parameters()) blocks.add_gradients_to(gradients, *this, unit);
+      if constexpr (parameters()) add_gradients(chunk, gradients);
     });
   }
 
@@ -88,18 +86,22 @@ class RowStages {
   // The column that goes to the first lane of a unit.
   int32_t column(int32_t unit) const { return unit * kLanes % features_; }
 
-  // Those of the units that are in a vector of a row.
-  struct Blocks {
-    Block of[together];
+  // The units that are in a vector of a row.
+  struct Chunk {
+    int32_t first_unit, column;  // the first of them, and where it is in the row
+    Vector<T>* units[together];  // where they are in the tile
+    Block blocks[together];
 
-    [[gnu::always_inline]] Blocks(const RowStages& rows, int32_t unit) : Blocks(rows, unit, std::make_index_sequence<together>{}) {}
+    [[gnu::always_inline]] Chunk(const RowStages& rows, int32_t unit, int32_t column, Vector<T>* const* units)
+        : Chunk(rows, unit, column, units, std::make_index_sequence<together>{}) {}
     template <size_t... I>
-    [[gnu::always_inline]] Blocks(const RowStages& rows, int32_t unit, std::index_sequence<I...>)
-        : of{Block(rows.coeffs_ + place(unit + I), rows.stage_size_)...} {}
-    [[gnu::always_inline]] void add_gradients_to(T* gradients, const RowStages& rows, int32_t unit) const {
-      for (int u = 0; u < together; ++u) of[u].add_gradients_to(gradients + place(unit + u), rows.stage_size_);
-    }
+    [[gnu::always_inline]] Chunk(const RowStages& rows, int32_t unit, int32_t column, Vector<T>* const* units, std::index_sequence<I...>)
+        : first_unit(unit), column(column), units{units[I]...}, blocks{Block(rows.coeffs_ + place(unit + I), rows.stage_size_)...} {}
   };
+
+  [[gnu::always_inline]] void add_gradients(const Chunk& chunk, T* gradients) const {
+    for (int u = 0; u < together; ++u) chunk.blocks[u].add_gradients_to(gradients + place(chunk.first_unit + u), stage_size_);
+  }
 
   // Calls f with whether the gradients of the coefficients, and those of the rows, are wanted. One of them is.
   template <class F>
@@ -118,8 +120,8 @@ class RowStages {
           const auto column = static_cast<int32_t>(k * width), unit = (copy + column) / kLanes;
           Vector<T>* units[together];
           for (int u = 0; u < together; ++u) units[u] = tile.unit(unit + u);
-          Blocks blocks(*this, unit);
-          f(unit, column, units, blocks, first, rows, vectors);
+          Chunk chunk(*this, unit, column, units);
+          f(chunk, first, rows, vectors);
         }
     });
   }
@@ -143,29 +145,29 @@ class RowStages {
 
   // So many rows from `first` on.
   template <int kVectors>
-  [[gnu::always_inline]] void read_block(int32_t column, Vector<T>* const* to, const Blocks& blocks, int64_t first, int rows) const {
+  [[gnu::always_inline]] void read_rows(const Chunk& chunk, int64_t first, int rows) const {
     Vector<T> v[kVectors * together];
-    load_units<kVectors>(at<const S>(work_.x, first, column), work_.x.row_stride, rows, v);
+    load_units<kVectors>(at<const S>(work_.x, first, chunk.column), work_.x.row_stride, rows, v);
 #pragma GCC unroll 8
     for (int u = 0; u < together; ++u)
-      for (int k = 0; k < kVectors; ++k) to[u][first / together + k] = blocks.of[u].forward(v[k * together + u]);
+      for (int k = 0; k < kVectors; ++k) chunk.units[u][first / together + k] = chunk.blocks[u].forward(v[k * together + u]);
   }
 
   template <bool kParameters, bool kInput, int kVectors>
-  [[gnu::always_inline]] void write_block_back(int32_t column, Vector<T>* const* g, Blocks& blocks, int64_t first, int rows) const {
+  [[gnu::always_inline]] void write_rows_back(Chunk& chunk, int64_t first, int rows) const {
     const bool repeats = features_ < n_;
     Vector<T> z[kVectors * together] = {};
-    if constexpr (kParameters) load_units<kVectors>(at<const S>(work_.x, first, column), work_.x.row_stride, rows, z);
+    if constexpr (kParameters) load_units<kVectors>(at<const S>(work_.x, first, chunk.column), work_.x.row_stride, rows, z);
 #pragma GCC unroll 8
     for (int u = 0; u < together; ++u) {
-      Vector<T> inputs[kVectors], gradient[kVectors], *of_unit = g[u] + first / together;
-      for (int k = 0; k < kVectors; ++k) inputs[k] = z[k * together + u], gradient[k] = of_unit[k];
-      blocks.of[u].template backward<kParameters, kVectors>(inputs, gradient);
-      for (int k = 0; k < kVectors; ++k) z[k * together + u] = gradient[k];
-      if (kInput && repeats) std::copy_n(gradient, kVectors, of_unit);
+      Vector<T> inputs[kVectors], g[kVectors], *of_unit = chunk.units[u] + first / together;
+      for (int k = 0; k < kVectors; ++k) inputs[k] = z[k * together + u], g[k] = of_unit[k];
+      chunk.blocks[u].template backward<kParameters, kVectors>(inputs, g);
+      for (int k = 0; k < kVectors; ++k) z[k * together + u] = g[k];
+      if (kInput && repeats) std::copy_n(g, kVectors, of_unit);
     }
     if (kInput && !repeats)
-      store_units<kVectors>(z, work_.grad_x.row_stride, rows, work_.grad_x.adds, at<S>(work_.grad_x, first, column));
+      store_units<kVectors>(z, work_.grad_x.row_stride, rows, work_.grad_x.adds, at<S>(work_.grad_x, first, chunk.column));
   }
 
   const T* coeffs_;

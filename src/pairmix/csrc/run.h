@@ -278,10 +278,10 @@ class Run {
       for (size_t k = 0; k < kept && owns; ++k) work.kept.push_back({parts.take<Vector<T>>(tile), offsets_[order(k)]});
       work.room = parts.take<Vector<T>>(has_rings ? kRingUnits * depth_ : 0);
       work.buffer = parts.take<T>(mover_.buffer_size());
-      work.pointers.resize((3 + levels) * largest);
-      work.from = work.pointers.data(), work.to = work.from + largest, work.spare = work.to + largest, work.levels = work.spare + largest;
-      Vector<T>* vectors = parts.take<Vector<T>>((1 + levels) * largest * depth_);
-      for (int64_t k = 0; k < (1 + levels) * largest; ++k) work.spare[k] = vectors + k * depth_;
+      work.pointers.resize((2 + levels) * largest);
+      work.from = work.pointers.data(), work.to = work.from + largest, work.levels = work.to + largest;
+      Vector<T>* vectors = parts.take<Vector<T>>(levels * largest * depth_);
+      for (int64_t k = 0; k < levels * largest; ++k) work.levels[k] = vectors + k * depth_;
       if (!backward_) continue;
       if (owns) work.gradient = {parts.take<Vector<T>>(tile), offsets_[0]};
       if (has_rings) work.other_gradient = {parts.take<Vector<T>>(tile), offsets_[0]};

@@ -21,8 +21,9 @@ struct Workspace {
   int32_t depth;
   std::vector<Tile<T>> kept;  // the input of every group; forward that of the first, and one more for rings
   Tile<T> gradient, other_gradient;  // rings go from one to the other
-  // Pointers to the units of a component: in the tiles at hand, beside them, and in the inputs of the second and of later steps.
-  Vector<T> **from, **to, **spare, **levels;
+  // Pointers to the units of a component: in the tiles at hand, and in the inputs of its steps, the first of them where it is not
+  // that of a tile.
+  Vector<T> **from, **to, **levels;
   std::vector<Vector<T>*> pointers;
   Vector<T>* room;  // for what rings are computed with
   T *buffer, *coeff_gradients, *bias_gradient;
