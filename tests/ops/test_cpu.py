@@ -71,6 +71,21 @@ def test_the_result_is_the_same_on_every_run(threads, target):
         assert all(a.equal(b) for a, b in zip(first, step(layer, *arguments), strict=True))
 
 
+def test_subnormal_numbers_are_flushed_if_torch_is_told_to(target):
+    layer = SPMLinear(64, 64, block="rotation", init="identity", bias=False)
+    x = torch.full((500, 64), 1e-40)
+    with running(target, 2), torch.inference_mode():
+        assert layer(x).equal(x)
+        if not torch.set_flush_denormal(True):
+            pytest.skip("torch cannot flush on this processor")
+        try:
+            y = layer(x)
+        finally:
+            torch.set_flush_denormal(False)
+        assert y.count_nonzero() == 0
+        assert layer(x).equal(x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("block", ["general", "rotation"])
 @pytest.mark.parametrize(("n", "schedule"), [(64, "butterfly"), (100, "butterfly"), (129, "random"), (512, "butterfly")])

@@ -137,25 +137,27 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
   std::vector<bool> quads(stages_, false);  // with the next stage
   for (int32_t l = 0; l + 1 < stages_; ++l) quads[l] = !layout.stride[l] && !layout.stride[l + 1] && in_quads(l, lanes);
   // How many copies of a component a group keeps: the input of every stage, a run inside units counting as one, and so do
-  // quads if they are walked back through at once; and a gradient.
-  const auto copies = [&](int32_t first, int32_t last) -> int64_t {
-    if (!budget.keeps_stages) return 1;
-    int64_t inputs = 0;
-    for (int32_t l = first; l < last; ++l) {
-      const bool continues_run = l > first && layout.stride[l - 1] > 0 && layout.stride[l] == 2 * layout.stride[l - 1];
-      inputs += !continues_run;
-      if (budget.keeps_quads && quads[l] && l + 1 < last) ++l;
-    }
-    return inputs + 1;
+  // quads if they are walked back through at once; and a gradient. Counted stage by stage.
+  int64_t inputs = 0;
+  bool ends_quads = false;  // the next stage does
+  const auto take = [&](int32_t l) {
+    const bool continues_run = inputs > 0 && layout.stride[l] > 1 && layout.stride[l] == 2 * layout.stride[l - 1];
+    inputs += !continues_run && !ends_quads;
+    ends_quads = !ends_quads && budget.keeps_quads && quads[l];
   };
-  const bool is_one_group = copies(budget.first_stage, stages_) * units <= budget.everything;
+  const auto copies = [&] { return budget.keeps_stages ? inputs + 1 : 1; };
+  for (int32_t l = budget.first_stage; l < stages_; ++l) take(l);
+  const bool is_one_group = copies() * units <= budget.everything;
   for (int32_t first = budget.first_stage, last; first < stages_; first = last) {
     std::iota(root.begin(), root.end(), 0);
     std::fill(size.begin(), size.end(), 1);
     std::vector<int32_t> root_before = root;
+    inputs = 0, ends_quads = false;
+    int64_t copies_before = 1;
     for (last = first; last < stages_; ++last) {
-      if (largest_after(last) * copies(first, last + 1) > budget.component && last > first && !is_one_group) break;
-      root_before = root;
+      take(last);
+      if (largest_after(last) * copies() > budget.component && last > first && !is_one_group) break;
+      root_before = root, copies_before = copies();
     }
     const bool is_single = last == first + 1 && last < stages_;
     if (budget.allows_rings && lanes == 1 && is_single && !layout.stride[first] && !layout.stride[last]) {
@@ -175,7 +177,7 @@ Layout Plan::make_layout(const Vectors& vectors, const Budget& budget) const {
       if (closed.empty()) continue;
       const auto count = static_cast<int32_t>(closed.size());
       // Small ones are taken together.
-      if (group.components.empty() || (group.components.back().units + count) * copies(first, last) > budget.component)
+      if (group.components.empty() || (group.components.back().units + count) * copies_before > budget.component)
         group.components.push_back({static_cast<int32_t>(layout.unit_list.size()), 0, 0, -1});
       layout.unit_list.insert(layout.unit_list.end(), closed.begin(), closed.end());
       group.components.back().units += count;

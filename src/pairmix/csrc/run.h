@@ -232,8 +232,10 @@ class Run {
                        [&](const Share& mine, int32_t thread) { walk(workspaces_[thread], mine); });
     if (!is_exact()) return;
     size_t team = 0;  // OpenMP may give fewer threads than it was asked for
+    const NumberMode mode;
 #pragma omp parallel num_threads(threads_)
     {
+      const NumberMode::TakenOver here(mode);
       const Share mine{omp_get_thread_num(), omp_get_num_threads()};
       if (mine.member == 0) team = mine.team;
       Workspace<T>& work = workspaces_[mine.member];

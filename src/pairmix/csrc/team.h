@@ -2,6 +2,9 @@
 #pragma once
 
 #include <omp.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +21,29 @@ struct Share {
 
   int64_t begin(int64_t count) const { return count * member / team; }
   int64_t end(int64_t count) const { return count * (member + 1) / team; }
+};
+
+// How a thread rounds, and whether it takes subnormal numbers for zero: `torch.set_flush_denormal` sets it for the thread that
+// calls it, and those that help with a call take it over for that time.
+class NumberMode {
+ public:
+#if defined(__SSE__)
+  class TakenOver {
+   public:
+    explicit TakenOver(const NumberMode& mode) { _mm_setcsr(mode.state_); }
+    ~TakenOver() { _mm_setcsr(before_); }
+
+   private:
+    const unsigned before_ = _mm_getcsr();
+  };
+
+ private:
+  const unsigned state_ = _mm_getcsr();
+#else
+  struct TakenOver {
+    explicit TakenOver(const NumberMode&) {}
+  };
+#endif
 };
 
 // Whether the other threads come when they are called. On a busy machine one may wait for its core as long as many calls
@@ -63,8 +89,10 @@ void in_shares(int32_t threads, int32_t shares, F f) {
   std::vector<std::atomic<bool>> begun(shares);
   const auto start = Attendance::now();
   auto end_of_work = start;
+  const NumberMode mode;
 #pragma omp parallel num_threads(threads)
   {
+    const NumberMode::TakenOver here(mode);
     const int32_t me = omp_get_thread_num(), first = shares * me / omp_get_num_threads();
     for (int32_t k = 0; k < shares; ++k) {
       const int32_t member = (first + k) % shares;
