@@ -1,7 +1,7 @@
 """Write the tables of README and docs from the files in results/.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Experiments and benchmarks say which names there are. FOLDER/NAME is made
-from results/FOLDER.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Experiments and benchmarks say which names there are.
+FOLDER/NAME is made from results/FOLDER.
 """
 
 from __future__ import annotations

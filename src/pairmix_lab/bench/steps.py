@@ -25,7 +25,7 @@ from pairmix_lab.report import tables
 from pairmix_lab.report.pictures import legend_below, look, styled, width_ticks
 from pairmix_lab.training.loop import Task, make_optimizer, timed_step
 
-# A model that learnt its one batch would end with gradients so small that processors of Intel take twice as long for them.
+# A model that learns its one batch ends with gradients so small that Intel's processors take twice as long for them.
 _RATE = 0.0
 BLOCK = 0.1  # seconds of a turn: many steps after each other, as in training, with what they need in the caches
 
