@@ -31,6 +31,7 @@ AGNEWS_OWN = $(TRAIN) agnews $(WITH_DATA) --out results/agnews-own --resume
 ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --length 64 --steps 600 --out results/elman --resume
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
+GPT_NEWS = $(TRAIN) gpt $(WITH_DATA) --text agnews --seconds 960 --seeds 0 --out results/gpt --resume
 GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/gpt --resume
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
@@ -113,6 +114,9 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_LONG_ONCE) --widths 1024 --layers lowrank,monarch --lrs 0.0005
 	$(GPT_LONG_ONCE) --widths 1024 --layers dense --lrs 0.00025
 	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005
+	$(GPT_NEWS) --widths 128 --layers dense --lrs 0.002
+	$(GPT_NEWS) --widths 256 --layers spm,dense --lrs 0.001
+	$(GPT_NEWS) --widths 512 --layers spm --lrs 0.0005
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
 	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture

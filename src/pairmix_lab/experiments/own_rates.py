@@ -123,7 +123,7 @@ def transfer(results: Path) -> Table | None:
             if contenders.labelled(label).key != contenders.SPM.key or not dense:
                 continue
             at, own = _best(dense), _best(spm)
-            if at in spm:
+            if at in spm and len(spm) > 1:  # with one rate there is nothing to compare
                 cells = [f"{at:g}", f"{own:g}", f"{spm[at]:.3f}", f"{spm[own]:.3f}", f"{spm[at] / spm[own]:.3f}"]
                 lines.append([f"{experiment.title}, {experiment.case_name(case)}", label, *cells])
     header = ["case", "layer", "rate: dense", "rate: own", "loss: dense's rate", "loss: own rate", "ratio"]

@@ -56,6 +56,11 @@ def test_a_rate_that_spm_was_not_tried_with_has_no_line(tmp_path):
     assert own_rates.transfer(tmp_path) is None
 
 
+def test_a_single_rate_of_spm_has_no_line(tmp_path):
+    write(tmp_path / "gpt", gpt("dense", lr=1e-3), gpt("spm", lr=1e-3))
+    assert own_rates.transfer(tmp_path) is None
+
+
 def test_all_rates_are_known_that_were_tried(results):
     rates = own_rates.tried(EXPERIMENT, results / "gpt")
     assert {one.label for one in rates} == {"dense", "SPM", "low rank"}
