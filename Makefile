@@ -36,6 +36,8 @@ GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
     --lrs 0.00025,0.0005 --out results/extensions --resume
+EXTENSIONS_NEWS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --text agnews --seconds 960 --seeds 0 \
+    --widths 256 --lrs 0.001 --out results/extensions --resume
 
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
@@ -68,21 +70,23 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(AGNEWS_OWN) --widths 4096 --layers dense --lrs 0.003,0.01
 	$(AGNEWS_OWN) --widths 8192,16384 --layers softmax --lrs 0.003,0.01,0.03
 	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --inits near_identity --lrs 0.0003,0.001,0.003
-	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --seeds 0 --lrs 0.003,0.01,0.03
-	$(AGNEWS_OWN) --widths 32768 --layers softmax --seeds 0 --lrs 0.01,0.03
-	$(AGNEWS_OWN) --widths 32768 --layers spm --inits near_identity --seeds 0 --lrs 0.001
-	$(AGNEWS_OWN) --widths 32768 --layers spm --seeds 0 --lrs 0.01
+	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --lrs 0.003,0.01,0.03
+	$(AGNEWS_OWN) --widths 32768 --layers softmax --lrs 0.01,0.03
+	$(AGNEWS_OWN) --widths 32768 --layers spm --inits near_identity --lrs 0.0003,0.001
+	$(AGNEWS_OWN) --widths 32768 --layers spm --lrs 0.003,0.01
 	$(SHAKESPEARE_OWN) --layers spm,monarch,companion --lrs 0.0003
 	$(SHAKESPEARE_OWN) --layers lowrank --lrs 0.0003,0.001
 	$(SHAKESPEARE_OWN) --layers spm --stages 24 --lrs 0.0003
 	$(SHAKESPEARE_OWN) --layers spm --stages 48 --lrs 0.0003
 	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 20 --widths 4096 --length 32 --batch 8 --steps 200 --layers spm,dense \
 	    --lrs 0.00025,0.0005,0.001 --out results/elman-wide --resume
-	$(ELMAN) --layers spm,lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
-	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
-	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002
+	$(ELMAN) --layers spm --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008
+	$(ELMAN) --layers spm --stages 10 --blocks rotation --seeds 0,1,2 --lrs 0.001,0.002,0.004
+	$(ELMAN) --layers lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
+	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008
+	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	$(ELMAN) --layers dense --lrs 0.001,0.002
-	$(ELMAN) --layers dense --embedding-rate 40 --lrs 0.001,0.002
+	$(ELMAN) --layers dense --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
 	test -e results/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15
 	$(GPT) --widths 128 --layers dense --lrs 0.001,0.002,0.004
 	$(GPT) --widths 128 --layers spm --lrs 0.001,0.002,0.004
@@ -107,12 +111,12 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_LONG_ONCE) --widths 128 --layers spm --lrs 0.002
 	$(GPT_LONG) --widths 1024 --layers spm --lrs 0.00025
 	$(GPT_LONG) --widths 512 --layers dense --lrs 0.00025,0.0005
-	$(GPT_LONG_ONCE) --widths 256 --layers lowrank,monarch --lrs 0.004
+	$(GPT_LONG) --widths 256 --layers lowrank,monarch --lrs 0.004
 	$(GPT_LONG_ONCE) --widths 256 --layers companion --lrs 0.001
-	$(GPT_LONG_ONCE) --widths 512 --layers lowrank,monarch --lrs 0.001
+	$(GPT_LONG) --widths 512 --layers lowrank,monarch --lrs 0.001
 	$(GPT_LONG_ONCE) --widths 512 --layers companion --lrs 0.0005
-	$(GPT_LONG_ONCE) --widths 1024 --layers lowrank,monarch --lrs 0.0005
-	$(GPT_LONG_ONCE) --widths 1024 --layers dense --lrs 0.00025
+	$(GPT_LONG) --widths 1024 --layers lowrank,monarch --lrs 0.0005
+	$(GPT_LONG) --widths 1024 --layers dense --lrs 0.00025
 	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005
 	$(GPT_NEWS) --widths 128 --layers dense --lrs 0.002
 	$(GPT_NEWS) --widths 256 --layers spm,dense --lrs 0.001
@@ -122,6 +126,8 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture
 	$(EXTENSIONS) --layers spm --dense-maps qkv,out
 	$(EXTENSIONS) --layers spm --dense-maps up,down
+	$(EXTENSIONS_NEWS) --layers deeper
+	$(EXTENSIONS_NEWS) --layers spm --dense-maps qkv,out
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
 	$(ADAPTERS) --layers rotations --lrs 0.01,0.03,0.1,0.3
 	$(ADAPTERS) --layers lora --lrs 0.003,0.01,0.03

@@ -51,6 +51,11 @@ class Candidate:
     width: int
     start: Mapping[str, str]
 
+    @property
+    def lrs(self) -> list[float]:
+        """The learning rates to try."""
+        return self.case.lrs_at(self.width)
+
     def config(self, lr: float, seed: int) -> Compared:
         """Of a run, which is validated after its first step and after its last."""
         config: Compared = self.experiment.config(
@@ -95,7 +100,7 @@ class Config:
     @property
     def runs(self) -> int:
         """How many runs there are, if no candidate diverges with every rate."""
-        return sum(len(one.case.lrs) + len(self.seeds) - 1 for one in self.candidates)
+        return sum(len(one.lrs) + len(self.seeds) - 1 for one in self.candidates)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings for the result."""
@@ -159,11 +164,11 @@ def run(
                 on_run()
 
     def losses(one: Candidate) -> dict[float, float | None]:
-        return {lr: outcomes[one.config(lr, first)]["valid_loss"] for lr in one.case.lrs}
+        return {lr: outcomes[one.config(lr, first)]["valid_loss"] for lr in one.lrs}
 
     try:
         with processes(jobs) as pool:
-            train(pool, ((one.experiment, one.config(lr, first)) for one in config.candidates for lr in one.case.lrs))
+            train(pool, ((one.experiment, one.config(lr, first)) for one in config.candidates for lr in one.lrs))
             rates = [best_rate(losses(one)) for one in config.candidates]
             chosen = [(one, rate) for one, rate in zip(config.candidates, rates, strict=True) if rate is not None]
             train(pool, ((one.experiment, one.config(rate, seed)) for one, rate in chosen for seed in others))
@@ -175,7 +180,7 @@ def run(
         one.row(lr, seed, outcomes[one.config(lr, seed)], lr == rate)
         for one, rate in zip(config.candidates, rates, strict=True)
         for seed in config.seeds
-        for lr in one.case.lrs
+        for lr in one.lrs
         if seed == first or lr == rate
     ]
 

@@ -150,7 +150,7 @@ class AGNewsExperiment(Classification):
         widths=(2048, 4096, 8192, 16384, 32768, 65536),
         layers=(*StepCases.layers, contenders.SOFTMAX.key),
     )
-    start_cases = (StartCase("AG News", {"steps": 600, "stages": None}),)
+    start_cases = (StartCase("AG News", {"steps": 600, "stages": None}, (3e-3, 1e-2, 3e-2, 1e-1)),)
     paper = {  # noqa: RUF012
         2048: {DENSE: Classified(0.8700, 127.306), SPM: Classified(0.9290, 35.029)},
         4096: {DENSE: Classified(0.8917, 484.117), SPM: Classified(0.9570, 68.824)},

@@ -21,7 +21,7 @@ from pairmix_lab.report.experiment import Case, Headline
 from pairmix_lab.report.pictures import Picture, legend_below, look, mean_line, papers_line, styled, width_ticks
 from pairmix_lab.report.runs import Run, Runs, collect, outcomes
 from pairmix_lab.report.schema import COUNT, SHARE, Object, Shape, training
-from pairmix_lab.report.summary import headline, headline_case
+from pairmix_lab.report.summary import headline, headline_case, spm_contender
 from pairmix_lab.report.tables import NamedTable, Table, distinct, number
 from pairmix_lab.report.timing import speedup, step_time
 from pairmix_lab.training.loop import Batch
@@ -129,9 +129,10 @@ class Classification(Experiment):
             dense, spm = (self.paper[case.width][name] for name in (DENSE, SPM))
             reported = [f"{100 * dense.accuracy:.2f}", f"{100 * spm.accuracy:.2f}"]
             theirs = [*reported, f"{100 * (spm.accuracy - dense.accuracy):+.2f}", number(dense.ms / spm.ms)]
-        ours = [spread(accuracies(runs, case, name), unit=100) for name in (DENSE, SPM)]
-        gap = spread(accuracy_gaps(runs, case), unit=100, sign="+")
-        names = [f"{DENSE}, %", f"{SPM}, %", "gap, points", "times as fast"]
+        own = spm_contender(runs, case)
+        ours = [spread(accuracies(runs, case, name), unit=100) for name in (DENSE, own)]
+        gap = spread(accuracy_gaps(runs, case, own), unit=100, sign="+")
+        names = [f"{DENSE}, %", f"{own}, %", "gap, points", "times as fast"]
         unit = (gap, "points of accuracy")
         return headline(runs, self, case, gap=unit, names=names, theirs=theirs, ours=[*ours, gap])
 
@@ -259,13 +260,13 @@ def accuracies(runs: Runs, case: Case, contender: str) -> list[float]:
     return outcomes(runs.of(case, contender), "test_accuracy")
 
 
-def accuracy_gaps(runs: Runs, case: Case) -> list[float]:
-    """By how much SPM is more accurate than dense: for every seed that both have, or else in the mean."""
-    dense, spm = ({run["config"]["seed"]: run for run in runs.of(case, name)} for name in (DENSE, SPM))
-    both = [seed for seed in dense if seed in spm]
+def accuracy_gaps(runs: Runs, case: Case, contender: str = SPM) -> list[float]:
+    """By how much a contender is more accurate than dense: for every seed that both have, or else in the mean."""
+    dense, other = ({run["config"]["seed"]: run for run in runs.of(case, name)} for name in (DENSE, contender))
+    both = [seed for seed in dense if seed in other]
     if both:
-        return [spm[seed]["outcome"]["test_accuracy"] - dense[seed]["outcome"]["test_accuracy"] for seed in both]
-    means = [accuracies(runs, case, name) for name in (DENSE, SPM)]
+        return [other[seed]["outcome"]["test_accuracy"] - dense[seed]["outcome"]["test_accuracy"] for seed in both]
+    means = [accuracies(runs, case, name) for name in (DENSE, contender)]
     return [float(np.mean(means[1]) - np.mean(means[0]))] if all(means) else []
 
 

@@ -37,6 +37,10 @@ class StepCases:
     others: Callable[[Any], Mapping[str, Callable[[], nn.Module]]] = lambda config: {}
 
 
+LRS_WIDTH = 256
+"""The width that the learning rates of a `StartCase` are for."""
+
+
 @dataclass(frozen=True)
 class StartCase:
     """Short runs on which `pairmix bench init` compares how SPM layers can start.
@@ -44,7 +48,7 @@ class StartCase:
     Attributes:
         name: in the tables; no two cases have the same, and there is no comma in it.
         settings: of the config, where they are not the default.
-        lrs: the learning rates to try; every start gets the best of its own.
+        lrs: the learning rates to try at `LRS_WIDTH` features; every start gets the best of its own.
         widths: each is compared on its own.
     """
 
@@ -52,6 +56,10 @@ class StartCase:
     settings: Mapping[str, Any] = field(default_factory=dict)
     lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
     widths: tuple[int, ...] = (256, 1024)
+
+    def lrs_at(self, width: int) -> list[float]:
+        """The learning rates to try at a width: the wider a dense model, the smaller the rate that it bears."""
+        return [float(f"{lr * LRS_WIDTH / width:.2g}") for lr in self.lrs]
 
 
 class Demo(NamedTuple):

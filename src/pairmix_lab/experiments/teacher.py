@@ -224,7 +224,7 @@ class TeacherExperiment(Classification):
     start_cases = (
         StartCase("teacher near the identity", {"steps": 800}),
         StartCase("teacher far from the identity", {"steps": 800, "angle_std": UNIFORM}),
-        StartCase("MLP with residual branches", {"steps": 300, "angle_std": UNIFORM, "model": "residual"}),
+        StartCase("MLP with residual branches", {"steps": 200, "angle_std": UNIFORM, "model": "residual"}),
     )
     paper = {  # noqa: RUF012
         256: {DENSE: Classified(0.7730, 2.775), SPM: Classified(0.9941, 5.396)},

@@ -32,16 +32,22 @@ def test_every_experiment_has_cases_with_names_of_their_own():
     assert not any("," in name for name in names)  # --cases is a list with commas
     for candidate in Config().candidates:
         assert candidate.width in (256, 1024)
-        config = candidate.config(candidate.case.lrs[0], seed=0)
+        config = candidate.config(candidate.lrs[0], seed=0)
         assert config.stages is None  # the library's own default
         assert config.validate_every == config.steps  # no time is lost on more
+
+
+def test_wide_models_are_trained_with_smaller_rates():
+    case = StartCase("any", lrs=(1e-3, 3e-3))
+    assert case.lrs_at(256) == [1e-3, 3e-3]
+    assert case.lrs_at(1024) == [2.5e-4, 7.5e-4]
 
 
 def test_a_whole_grid_in_two_processes(part, data):
     config = grid((teacher.EXPERIMENT, NEAR), (shakespeare.EXPERIMENT, TEXT))
     calls = []
     rows = init.run(config, Finished(part), data, jobs=2, on_run=lambda: calls.append("run"))
-    expected = {("near", 8, lr) for lr in NEAR.lrs} | {("text", width, 1e-3) for width in TEXT.widths}
+    expected = {("near", 8, lr) for lr in NEAR.lrs_at(8)} | {("text", 8, 0.032), ("text", 12, 0.021)}
     for start in STARTS:
         own = [row for row in rows if start in (row["layer"], row["init"])]
         assert {(row["case"], row["width"], row["lr"]) for row in own if row["seed"] == 0} == expected
@@ -86,16 +92,18 @@ def test_the_rate_with_the_least_loss_is_chosen(losses, rate):
 
 
 def test_the_rate_is_chosen_with_the_first_seed_on_validation(part, here, monkeypatch):
+    small, large = NEAR.lrs_at(8)
+
     def outcome(experiment, config, folder):  # by the other numbers, or with the other seed, it would be the other rate
-        is_best = config.lr == (1e-2 if config.init == "hadamard" else 1e-3)
+        is_best = config.lr == (large if config.init == "hadamard" else small)
         loss = 1.0 if is_best == (config.seed == 0) else 2.0
         return {"first_loss": 5.0 + is_best, "valid_loss": loss, "valid_accuracy": 0.5 - 0.1 * is_best}
 
     monkeypatch.setattr(init, "trained", outcome)
     rows = init.run(grid(), Finished(part))
     for row in rows:
-        assert row["chosen"] == (row["lr"] == (1e-2 if row["init"] == "hadamard" else 1e-3))
-    assert [row["lr"] for row in rows if (row["init"], row["seed"]) == ("hadamard", 1)] == [1e-2]
+        assert row["chosen"] == (row["lr"] == (large if row["init"] == "hadamard" else small))
+    assert [row["lr"] for row in rows if (row["init"], row["seed"]) == ("hadamard", 1)] == [large]
     assert len(here) == len(rows) == 5 * 3
 
 
@@ -106,7 +114,7 @@ def test_a_start_that_diverges_with_every_rate_is_not_run_with_other_seeds(part,
     monkeypatch.setattr(init, "trained", outcome)
     rows = init.run(grid(), Finished(part))
     lost = [row for row in rows if row["init"] == "identity"]
-    assert [(row["seed"], row["lr"], row["chosen"]) for row in lost] == [(0, 1e-3, False), (0, 1e-2, False)]
+    assert [(row["seed"], row["lr"], row["chosen"]) for row in lost] == [(0, lr, False) for lr in NEAR.lrs_at(8)]
     assert len(rows) == len(here) == 5 * 3 - 1
 
 

@@ -169,6 +169,16 @@ def test_the_headline_is_of_the_widest_comparison_with_the_paper(collected):
     assert (TEACHER.headline(only_one).gap[0], TEACHER.headline(only_one).ratio) == ("-", "-")
 
 
+def test_the_headline_is_of_spm_from_another_start_if_no_other_ran(collected):
+    near = {"init": "near_identity", "layer_rate": None}
+    runs = collected(teacher("dense", accuracy=0.5), teacher("spm", accuracy=0.9, **near))
+    found = TEACHER.headline(runs)
+    assert found.table[2][0::2] == ["SPM, near identity, %", "90.00"]
+    assert (found.gap, found.ratio) == (("+40.00", "points of accuracy"), "1.00")
+    both = collected(*(teacher(accuracy=accuracy, **start) for accuracy, start in ((0.9, near), (0.7, {}))))
+    assert TEACHER.headline(both).table[2][0::2] == ["SPM, %", "70.00"]
+
+
 def test_the_headline_of_shakespeare_compares_equal_steps(collected):
     found = SHAKESPEARE.headline(
         collected(shakespeare("dense", bpc=3.0, ms=50, steps=400), shakespeare("spm", bpc=2.5, ms=10, steps=2000))
