@@ -18,7 +18,7 @@ namespace {
 // for smaller and larger caches.
 inline int64_t tile_bytes() { return caches().l2_bytes / 2; }
 inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
-inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 4 * (backward ? 5 : 2); }
+inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 2 * (backward ? 3 : 1); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
 // Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile.
