@@ -19,7 +19,9 @@ constexpr int32_t kRingUnits = 9;
 // Calls f with the depth of the tiles of wide layers as a constant, and others as 0.
 template <class F>
 inline void with_depth(int32_t depth, F f) {
-  if (depth == 4)
+  if (depth == 2)
+    f(std::integral_constant<int, 2>{});
+  else if (depth == 4)
     f(std::integral_constant<int, 4>{});
   else if (depth == 8)
     f(std::integral_constant<int, 8>{});

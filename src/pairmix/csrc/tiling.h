@@ -21,8 +21,9 @@ inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
 inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 2 * (backward ? 3 : 1); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
-// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile.
-constexpr int32_t kShallowestOfOne = 4;
+// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile, which had
+// better stay in the L2 cache. Two of the longest vectors are already 32 rows, enough for each coefficient.
+constexpr int32_t kShallowestOfOne = kVectorBytes >= 64 ? 2 : 4;
 
 // Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
 // fewer groups: components then take the L2 cache.
