@@ -37,7 +37,9 @@ ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters -
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
     --lrs 0.00025,0.0005 --out results/extensions --resume
 EXTENSIONS_NEWS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --text agnews --seconds 960 --seeds 0 \
-    --widths 256 --lrs 0.001 --out results/extensions --resume
+    --out results/extensions --resume
+EXTENSIONS_LONG = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 240 --seeds 0 --widths 256 \
+    --lrs 0.001 --out results/extensions --resume
 
 reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ lacks (most of a day from nothing)
 	$(TRAIN) teacher --layers dense,spm,lowrank,identity --out results/teacher --resume
@@ -80,13 +82,13 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(SHAKESPEARE_OWN) --layers spm --stages 48 --lrs 0.0003
 	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 20 --widths 4096 --length 32 --batch 8 --steps 200 --layers spm,dense \
 	    --lrs 0.00025,0.0005,0.001 --out results/elman-wide --resume
-	$(ELMAN) --layers spm --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008
-	$(ELMAN) --layers spm --stages 10 --blocks rotation --seeds 0,1,2 --lrs 0.001,0.002,0.004
-	$(ELMAN) --layers lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004
-	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008
-	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
-	$(ELMAN) --layers dense --lrs 0.001,0.002
-	$(ELMAN) --layers dense --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004
+	$(ELMAN) --layers spm --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers spm --stages 10 --blocks rotation --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers dense --lrs 0.001,0.002,0.004,0.008
+	$(ELMAN) --layers dense --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008
 	test -e results/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt $(WITH_DATA) --keep-memory --seconds 15
 	$(GPT) --widths 128 --layers dense --lrs 0.001,0.002,0.004
 	$(GPT) --widths 128 --layers spm --lrs 0.001,0.002,0.004
@@ -126,8 +128,11 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture
 	$(EXTENSIONS) --layers spm --dense-maps qkv,out
 	$(EXTENSIONS) --layers spm --dense-maps up,down
-	$(EXTENSIONS_NEWS) --layers deeper
-	$(EXTENSIONS_NEWS) --layers spm --dense-maps qkv,out
+	$(EXTENSIONS_NEWS) --widths 256 --lrs 0.001 --layers deeper
+	$(EXTENSIONS_NEWS) --widths 512 --lrs 0.0005 --layers deeper
+	$(EXTENSIONS_NEWS) --widths 256 --lrs 0.001 --layers spm --dense-maps qkv,out
+	$(EXTENSIONS_LONG) --layers deeper
+	$(EXTENSIONS_LONG) --layers spm --dense-maps qkv,out
 	test -e results/steps.json || $(BIN)/pairmix bench steps $(WITH_DATA) --keep-memory
 	$(ADAPTERS) --layers rotations --lrs 0.01,0.03,0.1,0.3
 	$(ADAPTERS) --layers lora --lrs 0.003,0.01,0.03
