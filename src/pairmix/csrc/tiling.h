@@ -21,9 +21,9 @@ inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
 inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 2 * (backward ? 3 : 1); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
-// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile, which had
-// better stay in the L2 cache. Two of the longest vectors are already 32 rows, enough for each coefficient.
-constexpr int32_t kShallowestOfOne = kVectorBytes >= 64 ? 2 : 4;
+// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile, and all that
+// is kept for the way back had better stay in the L2 cache. Two to four lines are enough for each coefficient.
+constexpr int32_t kShallowestOfOne = 128 / kVectorBytes, kDeepestOfOne = 256 / kVectorBytes;
 
 // Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
 // fewer groups: components then take the L2 cache.
@@ -49,8 +49,9 @@ struct Tiling {
     const int64_t among = threads_share_tiles ? together : call.threads * together;
     const int64_t per_thread = (call.rows + among - 1) / among;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    constexpr int32_t shallowest = kLanes == 1 ? kShallowestOfOne : kShallowest;
-    const int64_t usual = std::clamp<int64_t>(tile_bytes() / (units * kVectorBytes), shallowest, kDeepest);
+    const int64_t fitting = tile_bytes() / (units * kVectorBytes);
+    const int64_t usual = kLanes == 1 ? std::clamp<int64_t>(fitting / 2, kShallowestOfOne, kDeepestOfOne)
+                                      : std::clamp<int64_t>(fitting, kShallowest, kDeepest);
     const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (2 * depth <= deepest && depth < per_thread) depth *= 2;
