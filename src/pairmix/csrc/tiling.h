@@ -16,7 +16,7 @@ namespace {
 // What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
 // inputs of the component's stages, or of all stages if there is not much. `pairmix bench kernels --caches` measures tiles
 // for smaller and larger caches.
-inline int64_t tile_bytes() { return caches().l2_bytes / 2; }
+inline int64_t tile_bytes() { return caches().l2_bytes / 4; }
 inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
 inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 2 * (backward ? 3 : 1); }
 
@@ -49,9 +49,9 @@ struct Tiling {
     const int64_t among = threads_share_tiles ? together : call.threads * together;
     const int64_t per_thread = (call.rows + among - 1) / among;
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
-    const int64_t fitting = tile_bytes() / (units * kVectorBytes);
-    const int64_t usual = kLanes == 1 ? std::clamp<int64_t>(fitting / 2, kShallowestOfOne, kDeepestOfOne)
-                                      : std::clamp<int64_t>(fitting, kShallowest, kDeepest);
+    constexpr int32_t shallowest = kLanes == 1 ? kShallowestOfOne : kShallowest;
+    constexpr int32_t usually_deepest = kLanes == 1 ? kDeepestOfOne : kDeepest;
+    const int64_t usual = std::clamp<int64_t>(tile_bytes() / (units * kVectorBytes), shallowest, usually_deepest);
     const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (2 * depth <= deepest && depth < per_thread) depth *= 2;
@@ -62,7 +62,7 @@ struct Tiling {
   // anything twice.
   static Budget budget(const Call& call, bool backward, int32_t depth, bool fuses_rows, bool is_in_chain) {
     const int64_t unit_bytes = depth * kVectorBytes;
-    const int64_t component = coeff_bytes(call) > kManyBytes ? tile_bytes() : component_bytes(backward);
+    const int64_t component = coeff_bytes(call) > kManyBytes ? kept_bytes() : component_bytes(backward);
     const int32_t first_stage = fuses_rows ? kRunStages<kLanes> : 0;
     return {component / unit_bytes, backward ? kept_bytes() / unit_bytes : 0, backward, kWalksBackInQuads, first_stage,
             !is_in_chain && call.rows * call.steps >= kRowsWorthPacking};
