@@ -25,7 +25,7 @@ class Groups {
  public:
   // Whether a unit of a row is a whole cache line. The first group then reads rows unit by unit, and goes on with them while they
   // are in the L1 cache.
-  static constexpr bool can_read_units = FirstStages::exists && FirstStages::together == 1 && kVectorBytes == 64;
+  static constexpr bool can_read_units = FirstStages::exists && kVectorBytes == 64;
 
   // If it `reads_rows`, the first group does so, and writes them on the way back. `wants_gradient_of_x`: back through the first
   // stage, too. `depth` is that of a full tile.

@@ -65,7 +65,8 @@ inline Halves narrowed(Floats value, Float16) {
 }
 #endif
 
-// From what is stored to what is computed with, and back; both may be the same.
+// From what is stored to what is computed with, and back; both may be the same. With a `count`, only the first numbers are read, and
+// the others are zero, or only those are written.
 template <class S, class T>
 inline Vector<T> load_widened(const S* from) {
   if constexpr (std::is_same_v<S, T>) {
@@ -77,6 +78,14 @@ inline Vector<T> load_widened(const S* from) {
   }
 }
 template <class S, class T>
+inline Vector<T> load_widened(const S* from, int count) {
+  const int bytes = count * static_cast<int>(sizeof(S));
+  if constexpr (std::is_same_v<S, T>)
+    return load_part<Vector<T>>(from, bytes);
+  else
+    return widened(load_part<Halves>(from, bytes), S{});
+}
+template <class S, class T>
 inline void store_narrowed(S* to, Vector<T> v) {
   if constexpr (std::is_same_v<S, T>) {
     store(to, v);
@@ -85,26 +94,30 @@ inline void store_narrowed(S* to, Vector<T> v) {
     std::memcpy(to, &bits, sizeof bits);
   }
 }
+template <class S, class T>
+inline void store_narrowed(S* to, Vector<T> v, int count) {
+  const int bytes = count * static_cast<int>(sizeof(S));
+  if constexpr (std::is_same_v<S, T>)
+    store_part(to, v, bytes);
+  else
+    store_part(to, narrowed(v, S{}), bytes);
+}
 
 template <class S, class T>
 inline void widen(const S* from, int64_t count, T* to) {
   constexpr int width = Simd<T>::width;
   for (; count >= width; from += width, to += width, count -= width) store(to, load_widened<S, T>(from));
-  S rest[width] = {};
-  std::copy_n(from, count, rest);
-  T values[width];
-  store(values, load_widened<S, T>(rest));
-  std::copy_n(values, count, to);
+  if (count > 0) {
+    const Vector<T> rest = load_widened<S, T>(from, static_cast<int>(count));
+    store_part(to, rest, static_cast<int>(count * sizeof(T)));
+  }
 }
 template <class S, class T>
 inline void narrow(const T* from, int64_t count, S* to) {
   constexpr int width = Simd<T>::width;
   for (; count >= width; from += width, to += width, count -= width) store_narrowed<S, T>(to, load(from));
-  T rest[width] = {};
-  std::copy_n(from, count, rest);
-  S values[width];
-  store_narrowed<S, T>(values, load(rest));
-  std::copy_n(values, count, to);
+  if (count > 0)
+    store_narrowed<S, T>(to, load_part<Vector<T>>(from, static_cast<int>(count * sizeof(T))), static_cast<int>(count));
 }
 
 }  // namespace

@@ -70,9 +70,9 @@ const Plan::Vectors& Plan::vectors(int32_t width) const {
     if (vectors.width == width) return vectors;
   Vectors vectors{width, width, {}};
   while (!fits(vectors.lanes, vectors.stride)) vectors.lanes /= 2;
-  // Two of eight and more are not worth it: to spread two coefficients over a vector, and to fold the sums of their gradients,
-  // takes longer than to broadcast each.
-  if (vectors.lanes == 2 && width > 4) fits(vectors.lanes = 1, vectors.stride);
+  // Two of eight are not worth it: to fold the sums of gradients takes longer than to walk through twice as many rows. Through
+  // twice as many again it does not.
+  if (vectors.lanes == 2 && width == 8) fits(vectors.lanes = 1, vectors.stride);
   return vectors_.emplace_back(std::move(vectors));
 }
 

@@ -53,7 +53,8 @@ class Run {
     reads_units_ = Groups<S, T, kLanes>::can_read_units && fuses_rows_ && !layout_.groups.empty();
     rows_per_tile_ = int64_t{depth_} * (Simd<T>::width / kLanes);
     tiles_ = (call.rows + rows_per_tile_ - 1) / rows_per_tile_;
-    threads_ = shares_ ? call.threads : static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, call.threads));
+    const int32_t useful = depth ? call.threads : Sizes::threads(call, backward);  // in a chain all runs have the same
+    threads_ = shares_ ? call.threads : static_cast<int32_t>(std::clamp<int64_t>(tiles_, 1, useful));
     const Parameters& g = call.gradients;
     wants_parameters_ = backward && (g.blocks || g.d_in || g.d_out || g.residual_scale);
     wants_rest_ = !backward || wants_parameters_ || call.grad_x.data || depth;

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace pairmix {
 namespace {
 
@@ -32,6 +36,38 @@ inline Vector<T> load(const T* from) {
 template <class T>
 inline void store(T* to, Vector<T> v) {
   std::memcpy(to, &v, sizeof v);
+}
+
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+// The first words of a vector are chosen.
+inline __m256i first_words(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
+// The first `bytes` of a vector V, at least one, and zeros.
+template <class V>
+inline V load_part(const void* from, int bytes) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) return (V)_mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), from);
+  if constexpr (sizeof(V) == 32) return (V)_mm256_maskz_loadu_epi8(~uint32_t{0} >> (32 - bytes), from);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_maskload_epi32(static_cast<const int*>(from), first_words(bytes / 4));
+#endif
+  V v{};
+  std::memcpy(&v, from, bytes);
+  return v;
+}
+
+template <class V>
+inline void store_part(void* to, V v, int bytes) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) return _mm512_mask_storeu_epi8(to, ~uint64_t{0} >> (64 - bytes), (__m512i)v);
+  if constexpr (sizeof(V) == 32) return _mm256_mask_storeu_epi8(to, ~uint32_t{0} >> (32 - bytes), (__m256i)v);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) return _mm256_maskstore_epi32(static_cast<int*>(to), first_words(bytes / 4), (__m256i)v);
+#endif
+  std::memcpy(to, &v, bytes);
 }
 
 // A product that is rounded before it is added to anything. Of a x + b y the compiler makes a product and a multiply-add, and would
@@ -77,20 +113,38 @@ inline Vector<T> exchange(Vector<T> v) {
   return shuffled(v, std::make_index_sequence<Simd<T>::width>{}, Exchanged<kDistance>{});
 }
 
-// kLanes numbers, repeated over the whole vector.
-template <int kLanes, class T, size_t... I>
-inline Vector<T> repeated(const T* from, std::index_sequence<I...>) {
-  const auto numbers = Lanes<T, kLanes>::load(from);
-  return __builtin_shufflevector(numbers, numbers, (I % kLanes)...);
+// A part of a vector, a half or a quarter of it, repeated.
+template <int kBytes>
+inline Words spread_bytes(const void* from) {
+#if PAIRMIX_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  if constexpr (kBytes == 32) return (Words)_mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+  if constexpr (kBytes == 16) return (Words)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(static_cast<const __m128i*>(from)));
+#elif PAIRMIX_VECTOR_BYTES == 32 && defined(__AVX2__)
+  return (Words)_mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+#else
+  Words words;
+  for (int start = 0; start < kVectorBytes; start += kBytes) std::memcpy(reinterpret_cast<char*>(&words) + start, from, kBytes);
+  return words;
+#endif
 }
+
+// kLanes numbers, repeated over the whole vector. What the compiler finds for less than a vector goes through memory, and waits for
+// it.
 template <int kLanes, class T>
 inline Vector<T> spread(const T* from) {
-  if constexpr (kLanes == Simd<T>::width)
+  constexpr int bytes = kLanes * sizeof(T);
+  if constexpr (kLanes == Simd<T>::width) {
     return load(from);
-  else if constexpr (kLanes == 1)
+  } else if constexpr (kLanes == 1) {
     return *from - Vector<T>{};
-  else
-    return repeated<kLanes>(from, std::make_index_sequence<Simd<T>::width>{});
+  } else if constexpr (bytes == 8) {
+    int64_t bits;
+    std::memcpy(&bits, from, bytes);
+    typedef int64_t Pairs __attribute__((vector_size(kVectorBytes)));
+    return (Vector<T>)(bits - Pairs{});
+  } else {
+    return (Vector<T>)spread_bytes<bytes>(from);
+  }
 }
 
 // The numbers of two vectors in chunks of kChunk; the first chunk and the second are added, the third and the fourth, ...

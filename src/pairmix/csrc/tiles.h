@@ -28,6 +28,11 @@ template <class S, class T>
 inline void store_or_add(S* to, Vector<T> v, bool adds) {
   store_narrowed<S, T>(to, adds ? v + load_widened<S, T>(to) : v);
 }
+template <class S, class T>
+[[gnu::always_inline]] inline void store_or_add(S* to, Vector<T> v, bool adds, int count) {
+  if (count == Simd<T>::width) return store_or_add<S, T>(to, v, adds);
+  store_narrowed<S, T>(to, adds ? v + load_widened<S, T>(to, count) : v, count);
+}
 
 // A row of features, repeated up to n, and zeros.
 template <class S, class T>
@@ -157,37 +162,31 @@ class Mover {
  private:
   bool goes_straight(int32_t features) const { return features == n_ || (n_ % features == 0 && features % width == 0); }
 
-  // The columns go to the coordinates from `start` on. If these are the last ones, the padding becomes zero.
+  // The columns go to the coordinates from `start` on. Rows and columns that are not there become zero.
   template <int kVectors, class From>
   void read_block(const From* from, int64_t stride, int together, int32_t columns, const Tile<T>& tile, int32_t start,
                   int64_t first, T* column_sums) const {
     constexpr int rows = kVectors * rows_in_vector;
     Vector<T>* const to = tile.vectors + first / rows_in_vector;
-    int32_t i = 0;
-    if (together == rows)
-      for (; i + width <= columns; i += width) {
-        Vector<T> v[rows], sum{};
-        for (int k = 0; k < rows; ++k) {
-          v[k] = load_widened<From, T>(from + k * stride + i);
-          sum += v[k];
-        }
-        if (column_sums) store(column_sums + i, load(column_sums + i) + sum);
-#pragma GCC unroll 4
-        for (int k = 0; k < kVectors; ++k) {
-          transpose<T, kLanes>(v + k * rows_in_vector);
-          for (int u = 0; u < rows_in_vector; ++u) to[tile.offset[(start + i) / kLanes + u] + k] = v[k * rows_in_vector + u];
-        }
-      }
-    for (; i < columns; ++i)
+    const int32_t end = start + columns < n_ ? columns : padded_ - start;
+    const auto copy = [&](int32_t i, int32_t count, auto whole) __attribute__((always_inline)) {
+      Vector<T> v[rows], sum{};
       for (int k = 0; k < rows; ++k) {
-        T value = 0;
-        if (k < together) widen(from + k * stride + i, 1, &value);
-        number(to, tile, start + i, k) = value;
-        if (column_sums) column_sums[i] += value;
+        if constexpr (whole())
+          v[k] = load_widened<From, T>(from + k * stride + i);
+        else
+          v[k] = k < together ? load_widened<From, T>(from + k * stride + i, count) : Vector<T>{};
+        sum += v[k];
       }
-    if (start + columns >= n_)
-      for (i = start + columns; i < padded_; ++i)
-        for (int k = 0; k < rows; ++k) number(to, tile, i, k) = 0;
+      if (column_sums) store_or_add<T, T>(column_sums + i, sum, true, whole() ? width : count);
+#pragma GCC unroll 4
+      for (int k = 0; k < kVectors; ++k) {
+        transpose<T, kLanes>(v + k * rows_in_vector);
+        for (int u = 0; u < rows_in_vector && (whole() || i + u * kLanes < end); ++u)
+          to[tile.offset[(start + i) / kLanes + u] + k] = v[k * rows_in_vector + u];
+      }
+    };
+    each_columns(columns, together == rows, copy);
   }
 
   // To the first `features` coordinates those are added that they would be repeated at.
@@ -206,33 +205,31 @@ class Mover {
                    int32_t columns) const {
     constexpr int rows = kVectors * rows_in_vector;
     const Vector<T>* const from = tile.vectors + first / rows_in_vector;
-    int32_t i = 0;
-    if (together == rows)
-      for (; i + width <= columns; i += width) {
-        const auto added = bias ? load(bias + i) : Vector<T>{};
-        Vector<T> v[rows];
+    const auto copy = [&](int32_t i, int32_t count, auto whole) __attribute__((always_inline)) {
+      Vector<T> added{}, v[rows];
+      if (bias) added = whole() ? load(bias + i) : load_widened<T, T>(bias + i, count);
 #pragma GCC unroll 4
-        for (int k = 0; k < kVectors; ++k) {
-          for (int u = 0; u < rows_in_vector; ++u) v[k * rows_in_vector + u] = from[tile.offset[i / kLanes + u] + k];
-          transpose<T, kLanes>(v + k * rows_in_vector);
-        }
-        for (int k = 0; k < rows; ++k) store_or_add<To, T>(to + k * stride + i, v[k] + added, adds);
+      for (int k = 0; k < kVectors; ++k) {
+        for (int u = 0; u < rows_in_vector; ++u)
+          v[k * rows_in_vector + u] = whole() || u * kLanes < count ? from[tile.offset[i / kLanes + u] + k] : Vector<T>{};
+        transpose<T, kLanes>(v + k * rows_in_vector);
       }
-    for (; i < columns; ++i)
-      for (int k = 0; k < together; ++k) {
-        T value = number(from, tile, i, k) + (bias ? bias[i] : T(0)), before = 0;
-        if (adds) widen(to + k * stride + i, 1, &before);
-        value += before;
-        narrow(&value, 1, to + k * stride + i);
-      }
+      for (int k = 0; k < rows; ++k)
+        if constexpr (whole())
+          store_or_add<To, T>(to + k * stride + i, v[k] + added, adds);
+        else if (k < together)
+          store_or_add<To, T>(to + k * stride + i, v[k] + added, adds, count);
+    };
+    each_columns(columns, together == rows, copy);
   }
 
-  // Of row k in the vectors that start here, at a coordinate.
-  template <class Vectors>
-  static auto& number(Vectors* start, const Tile<T>& tile, int32_t coordinate, int k) {
-    using Number = std::conditional_t<std::is_const_v<Vectors>, const T, T>;
-    Number* numbers = reinterpret_cast<Number*>(start + tile.offset[coordinate / kLanes] + k / rows_in_vector);
-    return numbers[k % rows_in_vector * kLanes + coordinate % kLanes];
+  // Calls f(first column, how many, whether all of them and all rows are there) for a vector's width of columns after the other.
+  template <class F>
+  [[gnu::always_inline]] static void each_columns(int32_t columns, bool all_rows, F f) {
+    int32_t i = 0;
+    if (all_rows)
+      for (; i + width <= columns; i += width) f(i, width, std::true_type{});
+    for (; i < columns; i += width) f(i, std::min<int32_t>(width, columns - i), std::false_type{});
   }
 
   const int32_t n_, padded_;

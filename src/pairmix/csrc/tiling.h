@@ -35,8 +35,17 @@ constexpr int32_t kDepthOfMany = 32;
 constexpr int64_t kSharedBytes = 2 << 20;
 constexpr int64_t kSharedBytesOfFewRows = 512 << 10;
 
+// To call another thread takes one or two microseconds. It has to have so many multiply-adds to do, which take it as long.
+constexpr int64_t kWorthAThread = 80000;
+
 template <class T, int kLanes>
 struct Tiling {
+  // How many threads have enough to do, of those that the call may use.
+  static int32_t threads(const Call& call, bool backward) {
+    const int64_t of_row = int64_t{call.plan->given_stages()} * 2 * call.plan->even() * (backward ? 3 : 1);
+    return static_cast<int32_t>(std::clamp<int64_t>(call.rows * call.steps * of_row / kWorthAThread, 1, call.threads));
+  }
+
   // Whether all threads work on the same tile.
   static bool threads_share_tiles(const Call& call) {
     const int64_t most = call.rows < kRowsWorthPacking ? kSharedBytesOfFewRows : kSharedBytes;

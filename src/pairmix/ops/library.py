@@ -23,6 +23,8 @@ from pairmix.schedule import DeviceSchedule
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
+_tuple = tuple.__new__  # a named tuple makes itself in Python, which takes longer
+
 # A schema has no tuples with named fields: here the parameters are five positions, and nowhere else.
 _library = torch.library.Library("pairmix", "DEF")
 _library.define(
@@ -108,7 +110,7 @@ def call_directly(
     Returns None if the implementation does not take them as they are.
     """
     if torch.is_grad_enabled():
-        y: Tensor | None = _apply_directly(x, *parameters, parameters, impl, schedule, block, out_features, maps)
+        y: Tensor | None = _apply_directly(x, *parameters, (impl, parameters, schedule, block, out_features, maps))
         return y
     return impl.direct(x, parameters, schedule, block, out_features, maps)  # type: ignore[misc]
 
@@ -125,27 +127,26 @@ class _Direct(torch.autograd.Function):
         d_out: Tensor | None,
         bias: Tensor | None,
         residual_scale: Tensor | None,
-        parameters: Tensors,
-        impl: Impl,
-        schedule: DeviceSchedule,
-        block: str,
-        out_features: int,
-        maps: int | None,
+        call: tuple[Any, ...],  # as one value: torch looks at every argument, and a small layer feels it
     ) -> Tensor | None:
         ctx.save_for_backward(x, blocks, d_in, d_out, residual_scale)
-        ctx.impl, ctx.schedule, ctx.block, ctx.has_front = impl, schedule, block, maps is not None
-        return impl.direct(x, parameters, schedule, block, out_features, maps)  # type: ignore[misc]
+        impl, parameters, schedule, block, out_features, maps = call
+        ctx.call = impl, schedule, block, maps is not None
+        y: Tensor | None = impl.direct(x, parameters, schedule, block, out_features, maps)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
-        needs_x, *needs = ctx.needs_input_grad[:6]
-        parameters, of_parameters = Parameters(blocks, d_in, d_out, None, residual_scale), Parameters(*needs)
+        needs_x, *needs, _ = ctx.needs_input_grad
+        impl, schedule, block, _ = ctx.call
+        parameters = _tuple(Parameters, (blocks, d_in, d_out, None, residual_scale))
+        of_parameters = _tuple(Parameters, needs)
         if not torch.is_grad_enabled() and is_ordinary(grad):
-            gx, gradients = ctx.impl.backward(grad, x, parameters, ctx.schedule, ctx.block, needs_x, of_parameters)
+            gx, gradients = impl.backward(grad, x, parameters, schedule, block, needs_x, of_parameters)
         else:
             gx, gradients = _differentiable_gradients(ctx, grad, x, parameters, needs_x, of_parameters)
-        return gx, *gradients, None, None, None, None, None, None
+        return gx, *gradients, None
 
 
 _apply_directly = torch_internals.apply_of(_Direct)
@@ -155,14 +156,15 @@ def _differentiable_gradients(
     ctx: Any, grad: Tensor, x: Tensor, parameters: Tensors, needs_x: bool, needs: Parameters[bool]
 ) -> tuple[Tensor | None, Tensors]:
     """The gradients by the operator of torch, which differentiates them again."""
-    if not ctx.has_front:
+    impl, schedule, block, has_front = ctx.call
+    if not has_front:
         parameters = with_front(parameters)
     blocks, d_in, d_out, _, residual_scale = parameters
     gx, *gradients = spm_backward(
-        grad, x, ctx.schedule.order, blocks, d_in, d_out, residual_scale, ctx.block, [needs_x, *needs], ctx.impl.name
+        grad, x, schedule.order, blocks, d_in, d_out, residual_scale, block, [needs_x, *needs], impl.name
     )
     kept = (gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
-    if not ctx.has_front:
+    if not has_front:
         kept = (None if gradient is None else gradient[0] for gradient in kept)
     return gx if needs_x else None, Parameters(*kept)
 
