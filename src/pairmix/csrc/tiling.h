@@ -16,13 +16,13 @@ namespace {
 // What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
 // inputs of the component's stages, or of all stages if there is not much. `pairmix bench kernels --caches` measures tiles
 // for smaller and larger caches.
-inline int64_t tile_bytes() { return caches().l2_bytes / 4; }
+inline int64_t tile_bytes(int lanes) { return lanes == 1 ? caches().l2_bytes : caches().l2_bytes / 4; }
 inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
 inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 2 * (backward ? 3 : 1); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
-// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile, and all that
-// is kept for the way back had better stay in the L2 cache. Two to four lines are enough for each coefficient.
+// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile, which may
+// take all of the L2 cache. Two to four lines are enough for each coefficient.
 constexpr int32_t kShallowestOfOne = 128 / kVectorBytes, kDeepestOfOne = 256 / kVectorBytes;
 
 // Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
@@ -60,7 +60,7 @@ struct Tiling {
     const int64_t units = (call.plan->even() + kLanes - 1) / kLanes;
     constexpr int32_t shallowest = kLanes == 1 ? kShallowestOfOne : kShallowest;
     constexpr int32_t usually_deepest = kLanes == 1 ? kDeepestOfOne : kDeepest;
-    const int64_t usual = std::clamp<int64_t>(tile_bytes() / (units * kVectorBytes), shallowest, usually_deepest);
+    const int64_t usual = std::clamp<int64_t>(tile_bytes(kLanes) / (units * kVectorBytes), shallowest, usually_deepest);
     const int64_t deepest = coeff_bytes(call) > kManyBytes ? kDepthOfMany : usual;
     int32_t depth = 1;  // powers of two only: every depth has a layout of its own
     while (2 * depth <= deepest && depth < per_thread) depth *= 2;

@@ -1,10 +1,12 @@
 """How long is a training step of each experiment?
 
-Forward, backward and update of every model, on the same batch of real data, in turns.
+Forward, backward and update of every model, on the same batch of real data, in turns; and how long the update alone
+is, for the parameters of SPM layers as they are, and if each layer had a single one.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from pairmix.nn import SPMLinear
 from pairmix_lab import contenders, experiments
 from pairmix_lab.bench.pictures import column
 from pairmix_lab.bench.timing import current_threads, interleaved, measured, settings
@@ -27,6 +30,8 @@ from pairmix_lab.training.loop import Task, make_optimizer, timed_step
 
 # A model that learns its one batch ends with gradients so small that Intel's processors take twice as long for them.
 _RATE = 0.0
+AS_THEY_ARE, ONE_EACH = "as they are", "one for each layer"
+"""What the times of the update are called in a row of SPM: by the parameters of its layers."""
 BLOCK = 0.1  # seconds of a turn: many steps after each other, as in training, with what they need in the caches
 
 
@@ -115,12 +120,46 @@ def _rows(
         steps[REST.key] = step_of(model[1:], inputs.detach().requires_grad_())
     samples = interleaved(steps, seconds, block=BLOCK)
     for name in steps:
-        yield {
+        row = {
             **about,
             "layer": name,
             "batch": first.config.batch,
             **measured(samples, name, DENSE.key if DENSE.key in samples else None),
         }
+        yield {**row, "update": _updates(tasks[name], seconds / 10)} if name == SPM.key else row
+
+
+def _updates(task: Task, seconds: float) -> dict[str, Any]:
+    """How long the optimiser's part of a step is, by how many parameters each SPM layer has."""
+    model = task.build()
+    groups = task.groups(model)
+    calls = {AS_THEY_ARE: _update(groups), ONE_EACH: _update(_one_for_each_layer(model, groups))}
+    samples = interleaved(calls, seconds)
+    return {name: measured(samples, name) for name in calls}
+
+
+def _update(groups: list[dict[str, Any]]) -> Callable[[], object]:
+    for group in groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    return make_optimizer(groups, _RATE).step
+
+
+def _one_for_each_layer(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups, with all parameters that an SPM layer has in one of them in one tensor."""
+    merged = []
+    for group in groups:
+        ids = {id(parameter) for parameter in group["params"]}
+        of_layers = [
+            [parameter for parameter in layer.parameters(recurse=False) if id(parameter) in ids]
+            for layer in model.modules()
+            if isinstance(layer, SPMLinear)
+        ]
+        in_layers = {id(parameter) for of_layer in of_layers for parameter in of_layer}
+        others = [copy.deepcopy(parameter) for parameter in group["params"] if id(parameter) not in in_layers]
+        flat = [nn.Parameter(torch.cat([one.detach().flatten() for one in each])) for each in of_layers if each]
+        merged.append({**group, "params": flat + others})
+    return merged
 
 
 def table(rows: tables.Rows) -> tables.Table:
@@ -160,6 +199,29 @@ def summary(rows: tables.Rows) -> tables.Table:
     )
 
 
+def updates(rows: tables.Rows) -> tables.Table:
+    """How long the optimiser's part of SPM's step is, and if each layer had one parameter."""
+
+    def microseconds(name: str) -> Callable[[tables.Row], str]:
+        return lambda row: tables.with_quartiles(row["update"][name], "ms", 1e3)
+
+    def gain(row: tables.Row) -> str:
+        saved = row["update"][AS_THEY_ARE]["ms"] - row["update"][ONE_EACH]["ms"]
+        return f"{100 * saved / row['ms']:.1f}%"
+
+    return tables.table(
+        [row for row in rows if "update" in row],
+        [
+            ("experiment", lambda row: _title(row["experiment"])),
+            ("n", lambda row: f"{row['width']:,}"),
+            ("step, ms", lambda row: tables.number(row["ms"])),
+            ("update, µs", microseconds(AS_THEY_ARE)),
+            ("one parameter a layer, µs", microseconds(ONE_EACH)),
+            ("of the step", gain),
+        ],
+    )
+
+
 @styled
 def picture(rows: tables.Rows) -> Figure:
     """The time of a training step against the width: a panel for each experiment, a line for each model."""
@@ -182,4 +244,4 @@ def _title(name: str) -> str:
     return next((one.title for one in experiments.EXPERIMENTS if one.name == name), name)
 
 
-TABLES = {"steps": table, "steps-summary": summary}
+TABLES = {"steps": table, "steps-summary": summary, "steps-update": updates}

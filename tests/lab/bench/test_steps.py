@@ -11,6 +11,7 @@ from pairmix_lab import cli, contenders, results
 from pairmix_lab.bench import steps
 from pairmix_lab.bench.steps import Config
 from pairmix_lab.contenders import REST
+from pairmix_lab.experiments import EXPERIMENTS
 from pairmix_lab.experiments.language_models import LanguageModel, TorchRNN
 
 MORE_STAGES = ("spm-24-stages", "spm-48-stages")
@@ -54,6 +55,7 @@ def test_rows(folder):
         assert row.keys() >= {"threads", "impl", "batch", "samples", "ms", "ms_iqr"}
         assert row["ms_iqr"][0] <= row["ms"] <= row["ms_iqr"][1]
         assert row["ms"] > 0
+        assert ("update" in row) == (row["layer"] == "spm")
         assert row["batch"] == (32 if row["experiment"] == "shakespeare" else 256)
         assert ("speedup" in row) == (row["width"] <= 8)
         assert row["layer"] != "dense" or row["speedup"] == 1
@@ -187,3 +189,28 @@ def test_bad_arguments(arguments):
     result = command(*arguments)
     assert result.exit_code == 2
     assert f"got {arguments[1]}" in result.output.replace("'", "")
+
+
+def test_update_with_one_parameter_a_layer(folder):
+    teacher = next(one for one in EXPERIMENTS if one.name == "teacher")
+    task = teacher.task(teacher.config(layer="spm", width=8), folder)
+    model = task.build()
+    groups = task.groups(model)
+    merged = steps._one_for_each_layer(model, groups)
+
+    def numbers(groups):
+        return [(group["lr_scale"], sum(parameter.numel() for parameter in group["params"])) for group in groups]
+
+    assert numbers(merged) == numbers(groups)
+    assert [len(group["params"]) for group in groups] == [4, 1, 1]  # coeffs, d_in, d_out and bias; the head's two
+    assert [len(group["params"]) for group in merged] == [1, 1, 1]
+
+
+def test_table_of_updates():
+    times = {
+        steps.AS_THEY_ARE: {"ms": 0.08, "ms_iqr": [0.07, 0.09]},
+        steps.ONE_EACH: {"ms": 0.06, "ms_iqr": [0.05, 0.07]},
+    }
+    row = {"experiment": "teacher", "width": 256, "threads": 2, "ms": 0.5}
+    _, line = steps.updates([{**row, "layer": "dense"}, {**row, "layer": "spm", "update": times}])
+    assert line[2:] == ["0.500", "80.0 (70.0 to 90.0)", "60.0 (50.0 to 70.0)", "4.0%"]
