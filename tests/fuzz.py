@@ -56,7 +56,7 @@ def random_end(rng: random.Random, n: int) -> int:
 
 
 def random_leading(rng: random.Random) -> tuple[int, ...]:
-    rows = rng.choice([0, 1, rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 80)])
+    rows = rng.choice([0, 1, rng.randint(1, 5), rng.randint(1, 20), rng.randint(1, 80), rng.randint(80, 300)])
     if rows == 1 and rng.random() < 0.5:
         return ()
     divisors = [d for d in range(1, rows + 1) if rows % d == 0]

@@ -250,6 +250,11 @@ class TestRows:
         rows = list(operator_latency.run(operator_latency.Config(widths=(8,), **TINY)))
         assert [row["layer"] for row in rows] == [DENSE.key, SPM.key, LOW_RANK.key]
         check_measured(rows[1]["inference"], "speedup")
+        check_measured(rows[1]["train"], "speedup")
+        header, *_ = operator_latency.table(rows)
+        older = [{key: value for key, value in row.items() if key != "train"} for row in rows]
+        assert operator_latency.table(older)[0] == header[:4]
+        assert "forward + backward, µs" in header[4:]
 
     def test_scaling(self):
         rows = list(operator_scaling.run(operator_scaling.Config(widths=(8, 16), batch=4, **TINY)))

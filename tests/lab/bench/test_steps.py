@@ -209,8 +209,9 @@ def test_update_with_one_parameter_a_layer(folder):
 def test_table_of_updates():
     times = {
         steps.AS_THEY_ARE: {"ms": 0.08, "ms_iqr": [0.07, 0.09]},
+        steps.NOT_FUSED: {"ms": 0.2, "ms_iqr": [0.1, 0.3]},
         steps.ONE_EACH: {"ms": 0.06, "ms_iqr": [0.05, 0.07]},
     }
     row = {"experiment": "teacher", "width": 256, "threads": 2, "ms": 0.5}
     _, line = steps.updates([{**row, "layer": "dense"}, {**row, "layer": "spm", "update": times}])
-    assert line[2:] == ["0.500", "80.0 (70.0 to 90.0)", "60.0 (50.0 to 70.0)", "4.0%"]
+    assert line[2:] == ["0.500", "80.0 (70.0 to 90.0)", "200 (100 to 300)", "60.0 (50.0 to 70.0)", "4.0%"]
