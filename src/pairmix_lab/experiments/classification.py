@@ -129,7 +129,7 @@ class Classification(Experiment):
             dense, spm = (self.paper[case.width][name] for name in (DENSE, SPM))
             reported = [f"{100 * dense.accuracy:.2f}", f"{100 * spm.accuracy:.2f}"]
             theirs = [*reported, f"{100 * (spm.accuracy - dense.accuracy):+.2f}", number(dense.ms / spm.ms)]
-        own = spm_contender(runs, case)
+        own = spm_contender(runs, [case])
         ours = [spread(accuracies(runs, case, name), unit=100) for name in (DENSE, own)]
         gap = spread(accuracy_gaps(runs, case, own), unit=100, sign="+")
         names = [f"{DENSE}, %", f"{own}, %", "gap, points", "times as fast"]
@@ -139,11 +139,11 @@ class Classification(Experiment):
     def accuracy(self, runs: Runs) -> Table:
         """The test accuracy in percent by width: the mean and the standard deviation over seeds."""
         cases = self._with_papers(self.main_cases(runs))
-        others = self._others(runs, cases)
+        own, others = self._own_and_others(runs, cases)
         header = [
             "n",
             *(f"paper: {name}" for name in (DENSE, SPM, "gap") if self.paper),
-            *(f"ours: {name}" for name in (DENSE, SPM, "gap", *others)),
+            *(f"ours: {name}" for name in (DENSE, own, "gap", *others)),
             "seeds",
         ]
         lines = []
@@ -158,10 +158,10 @@ class Classification(Experiment):
                 [
                     f"{case.width:,}",
                     *theirs,
-                    *(spread(accuracies(runs, case, name), unit=100) for name in (DENSE, SPM)),
-                    spread(accuracy_gaps(runs, case), unit=100, sign="+"),
+                    *(spread(accuracies(runs, case, name), unit=100) for name in (DENSE, own)),
+                    spread(accuracy_gaps(runs, case, own), unit=100, sign="+"),
                     *(spread(accuracies(runs, case, name), unit=100) for name in others),
-                    seeds(runs, case, [DENSE, SPM, *others]),
+                    seeds(runs, case, [DENSE, own, *others]),
                 ]
             )
         return [header, *lines]
@@ -169,13 +169,13 @@ class Classification(Experiment):
     def cost(self, runs: Runs) -> Table:
         """The milliseconds of a training step and the parameters of the layer, by width."""
         cases = self._with_papers(self.main_cases(runs, timed=True))
-        others = self._others(runs, cases)
-        sized = [name for name in (DENSE, SPM, *others) if any(_sizes(runs, case, name) for case in cases)]
+        own, others = self._own_and_others(runs, cases)
+        sized = [name for name in (DENSE, own, *others) if any(_sizes(runs, case, name) for case in cases)]
         sized = [name for name in sized if name != contenders.IDENTITY.label]  # as large as dense
         header = [
             "n",
             *(f"paper, ms: {name}" for name in (DENSE, SPM, f"{DENSE} / {SPM}") if self.paper),
-            *(f"ours, ms: {name}" for name in (DENSE, SPM, f"{DENSE} / {SPM}", *others)),
+            *(f"ours, ms: {name}" for name in (DENSE, own, f"{DENSE} / {SPM}", *others)),
             *(f"parameters of the layer: {name}" for name in sized),
         ]
         lines = []
@@ -185,9 +185,9 @@ class Classification(Experiment):
                 reported = self.paper.get(case.width, {})
                 theirs = [str(reported[name].ms) if reported else "-" for name in (DENSE, SPM)]
                 theirs.append(number(reported[DENSE].ms / reported[SPM].ms if reported else None))
-            times = [in_cell(step_time(runs, case, name)) for name in (DENSE, SPM)]
+            times = [in_cell(step_time(runs, case, name)) for name in (DENSE, own)]
             rest = [in_cell(step_time(runs, case, name)) for name in others]
-            ratio = in_cell(speedup(runs, case, SPM), quartiles=True)
+            ratio = in_cell(speedup(runs, case, own), quartiles=True)
             sizes = [next((f"{size:,}" for size in _sizes(runs, case, name)), "-") for name in sized]
             lines.append([f"{case.width:,}", *theirs, *times, ratio, *rest, *sizes])
         return [header, *lines]
@@ -236,10 +236,11 @@ class Classification(Experiment):
         """These cases and the paper's, by width."""
         return [self.main_case(width) for width in sorted({case.width for case in cases} | self.paper.keys())]
 
-    def _others(self, runs: Runs, cases: Sequence[Case]) -> list[str]:
-        """The contenders apart from dense and SPM."""
-        found = [name for name in runs.contenders(cases) if name not in (DENSE, SPM)]
-        return [name for name in found if self.keeps_variants or not contenders.labelled(name).is_variant]
+    def _own_and_others(self, runs: Runs, cases: Sequence[Case]) -> tuple[str, list[str]]:
+        """The SPM layer that is compared with dense, and the contenders apart from these two."""
+        own = spm_contender(runs, cases)
+        found = [name for name in runs.contenders(cases) if name not in (DENSE, own)]
+        return own, [name for name in found if self.keeps_variants or not contenders.labelled(name).is_variant]
 
 
 def learning_rates(by_rate: Mapping[float, Runs]) -> Table:
@@ -260,7 +261,7 @@ def accuracies(runs: Runs, case: Case, contender: str) -> list[float]:
     return outcomes(runs.of(case, contender), "test_accuracy")
 
 
-def accuracy_gaps(runs: Runs, case: Case, contender: str = SPM) -> list[float]:
+def accuracy_gaps(runs: Runs, case: Case, contender: str) -> list[float]:
     """By how much a contender is more accurate than dense: for every seed that both have, or else in the mean."""
     dense, other = ({run["config"]["seed"]: run for run in runs.of(case, name)} for name in (DENSE, contender))
     both = [seed for seed in dense if seed in other]

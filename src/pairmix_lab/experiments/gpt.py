@@ -200,7 +200,7 @@ class GPTExperiment(Experiment):
 
     def headline(self, runs: Runs) -> Headline:
         case = headline_case(runs, equal_time.longest(runs.cases(self)), {512})
-        own = spm_contender(runs, case)
+        own = spm_contender(runs, [case])
         dense, spm = (runs.of(case, name) for name in (DENSE, own))
         bits = [outcomes(chosen, "valid_bpc") for chosen in (dense, spm)]
         gap = f"{np.mean(bits[1]) - np.mean(bits[0]):+.2f}" if all(bits) else "-"

@@ -262,7 +262,7 @@ class ShakespeareExperiment(Experiment):
         reported = {name: [{row.step: row.valid_bpc for row in rows}] for name, rows in PAPER.items()}
         theirs = [f"{dense.valid_bpc:.2f}", f"{spm.valid_bpc:.2f}", f"{dense.step:,}; {spm.step:,}"]
         theirs += [_gap_at_equal_step(reported), number(dense.ms / spm.ms)]
-        own = spm_contender(runs, case)
+        own = spm_contender(runs, [case])
         chosen = {DENSE: runs.of(case, DENSE), SPM: runs.of(case, own)}
         ours = [spread(outcomes(many, "valid_bpc")) for many in chosen.values()]
         ours.append("; ".join(f"{many[0]['config']['steps']:,}" if many else "-" for many in chosen.values()))

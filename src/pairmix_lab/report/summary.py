@@ -12,9 +12,9 @@ from pairmix_lab.report.tables import number
 from pairmix_lab.report.timing import speedup
 
 
-def spm_contender(runs: Runs, case: Case) -> str:
-    """The label of the SPM layer that ran on a case: from its own start, or else from another one."""
-    found = [one for one in map(labelled, runs.contenders([case])) if one.key == SPM.key and not one.is_variant]
+def spm_contender(runs: Runs, cases: Iterable[Case]) -> str:
+    """The label of the SPM layer that ran on any of these cases: from its own start, or else from another one."""
+    found = [one for one in map(labelled, runs.contenders(cases)) if one.key == SPM.key and not one.is_variant]
     return found[0].label if found else SPM.label
 
 
@@ -22,7 +22,7 @@ def headline_case(runs: Runs, cases: Iterable[Case], widths: Collection[int]) ->
     """The widest case on which both dense and SPM ran, if possible at one of these widths, the paper's."""
 
     def says(case: Case) -> tuple[bool, bool, int, bool]:
-        spm = spm_contender(runs, case)
+        spm = spm_contender(runs, [case])
         measured = speedup(runs, case, spm)
         in_turns = measured is not None and measured.quartiles is not None
         return {DENSE.label, spm} <= set(runs.at[case]), case.width in widths, case.width, in_turns
@@ -51,7 +51,7 @@ def headline(
         theirs: what the paper reports on each line.
         ours: what was measured on each line but the last.
     """
-    measured = speedup(runs, case, spm_contender(runs, case))
+    measured = speedup(runs, case, spm_contender(runs, [case]))
     lines = [list(line) for line in zip(names, theirs, [*ours, in_cell(measured)], strict=True)]
     ratio = number(measured.value if measured else None)
     title = f"{experiment.title}, {experiment.case_name(case)}"

@@ -38,6 +38,16 @@ def test_what_was_not_run_is_a_dash_and_what_the_paper_lacks_too(collected):
     assert list(cells(table, "256").values())[4:] == ["-", "-", "-", "-"]
 
 
+def test_dense_is_compared_with_spm_from_another_start_where_no_other_ran(collected):
+    runs = collected(
+        teacher("dense", accuracy=0.5), teacher("spm", accuracy=0.9, init="near_identity", layer_rate=None)
+    )
+    header, *_ = TEACHER.accuracy(runs)
+    assert header[4:] == ["ours: dense", "ours: SPM, near identity", "ours: gap", "seeds"]
+    assert list(cells(TEACHER.accuracy(runs), "256").values())[4:7] == ["50.00", "90.00", "+40.00"]
+    assert cells(TEACHER.cost(runs), "256")["ours, ms: dense / SPM"] != "-"
+
+
 def test_the_gap_is_of_seeds_that_both_have(collected):
     spm = [teacher("spm", accuracy=0.5 + seed / 10, seed=seed) for seed in range(3)]
     together = collected(teacher("dense", accuracy=0.4, seed=1), *spm)
