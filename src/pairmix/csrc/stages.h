@@ -98,13 +98,19 @@ void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, U
 
 // From the gradients g of a pair's outputs to those of its inputs x, which are h; those of the coefficients are added up.
 template <bool kParameters, class Block, class V>
+[[gnu::always_inline]] inline void back_through_one(Block& block, V x1, V x2, V g1, V g2, V& h1, V& h2) {
+  h1 = block.first_transposed(g1, g2), h2 = block.second_transposed(g1, g2);
+  if constexpr (kParameters) block.add(x1, x2, g1, g2, h1, h2);
+}
+
+// Likewise, for all vectors of the pair's units.
+template <bool kParameters, class Block, class V>
 [[gnu::always_inline]] inline void back_through(Block& block, int32_t depth, bool goes_on, const V* x1, const V* x2, const V* g1,
                                                 const V* g2, V* h1, V* h2) {
 #pragma GCC unroll 2
   for (int32_t r = 0; r < depth; ++r) {
-    const auto first = g1[r], second = g2[r];
-    const auto back1 = block.first_transposed(first, second), back2 = block.second_transposed(first, second);
-    if constexpr (kParameters) block.add(x1[r], x2[r], first, second, back1, back2);
+    V back1, back2;
+    back_through_one<kParameters>(block, kParameters ? x1[r] : V{}, kParameters ? x2[r] : V{}, g1[r], g2[r], back1, back2);
     if (goes_on) h1[r] = back1, h2[r] = back2;
   }
 }
@@ -138,6 +144,7 @@ template <class P>
 // `middle`.
 template <class Block, class T, int kLanes, bool kParameters>
 void quads_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Units<T> middle, Units<T> g) {
+  using V = Vector<T>;
   for (int32_t p = 0; p < stage.units / 2; p += 2) {
     const auto [a, b, number_ab] = stage.pairs[p];
     const auto [c, d, number_cd] = stage.pairs[p + 1];
@@ -163,17 +170,16 @@ void quads_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Uni
         ab.load(from_ab, stage.row), cd.load(from_cd, stage.row);
         ac.load(from_ac, next.row), bd.load(from_bd, next.row);
       }
-      const auto ha = ac.first_transposed(ga[r], gc[r]), hc = ac.second_transposed(ga[r], gc[r]);
-      const auto hb = bd.first_transposed(gb[r], gd[r]), hd = bd.second_transposed(gb[r], gd[r]);
-      const auto ia = ab.first_transposed(ha, hb), ib = ab.second_transposed(ha, hb);
-      const auto ic = cd.first_transposed(hc, hd), id = cd.second_transposed(hc, hd);
-      if constexpr (kParameters) {
-        ac.add(ab.first(xa[r], xb[r]), cd.first(xc[r], xd[r]), ga[r], gc[r], ha, hc);
-        bd.add(ab.second(xa[r], xb[r]), cd.second(xc[r], xd[r]), gb[r], gd[r], hb, hd);
-        ab.add(xa[r], xb[r], ha, hb, ia, ib);
-        cd.add(xc[r], xd[r], hc, hd, ic, id);
-      }
-      if (stage.goes_on) ga[r] = ia, gb[r] = ib, gc[r] = ic, gd[r] = id;
+      // One block after the other: what it needs, and the sums of all of them, are then all that takes registers.
+      V x[4] = {}, ha, hb, hc, hd, i[4];
+      if constexpr (kParameters) x[0] = xa[r], x[1] = xb[r], x[2] = xc[r], x[3] = xd[r];
+      back_through_one<kParameters>(ac, ab.first(x[0], x[1]), cd.first(x[2], x[3]), ga[r], gc[r], ha, hc);
+      back_through_one<kParameters>(bd, ab.second(x[0], x[1]), cd.second(x[2], x[3]), gb[r], gd[r], hb, hd);
+      if constexpr (kParameters) forget(from_ab), forget(from_cd), ab.load(from_ab, stage.row), cd.load(from_cd, stage.row);
+      back_through_one<kParameters>(ab, x[0], x[1], ha, hb, i[0], i[1]);
+      if (stage.goes_on) ga[r] = i[0], gb[r] = i[1];
+      back_through_one<kParameters>(cd, x[2], x[3], hc, hd, i[2], i[3]);
+      if (stage.goes_on) gc[r] = i[2], gd[r] = i[3];
     }
     if constexpr (kParameters) {
       ab.add_gradients_to(stage.gradients + int64_t{4} * number_ab);
