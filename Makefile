@@ -76,9 +76,10 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(AGNEWS_OWN) --widths 32768 --layers softmax --lrs 0.01,0.03
 	$(AGNEWS_OWN) --widths 32768 --layers spm --inits near_identity --lrs 0.0003,0.001
 	$(AGNEWS_OWN) --widths 32768 --layers spm --lrs 0.003,0.01
-	$(SHAKESPEARE_OWN) --layers spm,monarch,companion --lrs 0.0003
-	$(SHAKESPEARE_OWN) --layers lowrank --lrs 0.0003,0.001
-	$(SHAKESPEARE_OWN) --layers spm --stages 24 --lrs 0.0003
+	$(SHAKESPEARE_OWN) --layers spm --seeds 0,1,2 --lrs 0.0003
+	$(SHAKESPEARE_OWN) --layers lowrank --seeds 0,1,2 --lrs 0.0003,0.001
+	$(SHAKESPEARE_OWN) --layers monarch,companion --lrs 0.0003
+	$(SHAKESPEARE_OWN) --layers spm --stages 24 --seeds 0,1,2 --lrs 0.0003
 	$(SHAKESPEARE_OWN) --layers spm --stages 48 --lrs 0.0003
 	$(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 20 --widths 4096 --length 32 --batch 8 --steps 200 --layers spm,dense \
 	    --lrs 0.00025,0.0005,0.001 --out results/elman-wide --resume
