@@ -26,6 +26,13 @@ from pairmix_lab.contenders import DENSE, SPM, count_parameters
 from pairmix_lab.report import tables
 from pairmix_lab.report.pictures import legend_below, look, styled
 
+_BUSY = """
+import os
+parent = os.getppid()
+print(flush=True)
+while os.getppid() == parent:
+    sum(range(100_000))
+"""
 ALONE, COLD, BUSY = "alone", "cold", "busy"
 CONDITIONS = {ALONE: "alone", COLD: "other data in between", BUSY: "beside a busy program"}
 """What is measured, and what tables and pictures call it."""
@@ -86,8 +93,8 @@ def _repeated(step: Callable[[], None], seconds: float, before: Callable[[], obj
 
 @contextmanager
 def busy_program() -> Iterator[subprocess.Popen[bytes]]:
-    """Another program that computes all the time, on one core."""
-    program = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    """Another program that computes all the time, on one core, until this one ends, however it does."""
+    program = [sys.executable, "-c", _BUSY]
     with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

@@ -1,6 +1,11 @@
 import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,6 +250,23 @@ class TestRows:
         with operator_conditions.busy_program() as program:
             assert program.poll() is None
         assert program.poll() is not None
+
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux what runs")
+    def test_the_busy_program_does_not_outlive_a_killed_benchmark(self):
+        code = """
+import os, signal
+from pairmix_lab.bench.operator_conditions import busy_program
+with busy_program() as program:
+    print(program.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert killed.returncode == -signal.SIGKILL
+        status, deadline = Path(f"/proc/{killed.stdout.strip()}/status"), time.monotonic() + 60
+        with suppress(FileNotFoundError):  # when nobody is left who would ask how it ended
+            while "zombie" not in status.read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
 
     def test_latency(self):
         rows = list(operator_latency.run(operator_latency.Config(widths=(8,), **TINY)))
