@@ -44,7 +44,9 @@ def test_a_block_that_is_wrong_is_found_and_described(monkeypatch, targets):
     assert not any(fuzz.check_block(seed, targets[:1]) for seed in range(20))
     monkeypatch.setattr(_kernels, "feed_forward", a_little_off)
     problems = [problem for problem in (fuzz.check_block(seed, targets[:1]) for seed in range(20)) if problem]
-    assert len(fused) > 5
-    assert len(problems) >= len(fused) / 2  # those without rows, and in bfloat16, are right
+    certain = [
+        y for y in fused if y.numel() and y.dtype in (torch.float32, torch.float64)
+    ]  # without rows nothing is wrong
+    assert len(problems) >= len(certain) > 5
     assert all(problem.startswith(f"{targets[0]}: output is off by") for problem in problems)
     assert "(block: " in problems[0]
