@@ -136,10 +136,11 @@ def _updates(task: Task, seconds: float) -> dict[str, Any]:
     merged = _one_for_each_layer(model, groups)
     for parameter in (parameter for group in (*groups, *merged) for parameter in group["params"]):
         parameter.grad = torch.zeros_like(parameter)
+    own = [dict(group) for group in groups]  # an optimiser writes into groups, and the next one would read it
     calls = {
         AS_THEY_ARE: make_optimizer(groups, _RATE).step,
         ONE_EACH: make_optimizer(merged, _RATE).step,
-        NOT_FUSED: torch.optim.AdamW(groups, _RATE, weight_decay=0.0).step,
+        NOT_FUSED: torch.optim.AdamW(own, _RATE, weight_decay=0.0).step,
     }
     samples = interleaved(calls, seconds)
     return {name: measured(samples, name) for name in calls}

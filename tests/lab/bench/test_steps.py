@@ -206,6 +206,19 @@ def test_update_with_one_parameter_a_layer(folder):
     assert [len(group["params"]) for group in merged] == [1, 1, 1]
 
 
+def test_only_the_update_that_is_called_so_is_not_fused(folder, monkeypatch):
+    fused = []
+
+    def measured(calls, *arguments, **options):
+        if steps.NOT_FUSED in calls:
+            fused.extend(call.__self__.param_groups[0]["fused"] for call in calls.values())
+        return {name: {0: 1.0, 1: 1.0} for name in calls}
+
+    monkeypatch.setattr(steps, "interleaved", measured)
+    list(steps.run(Config(**tiny(teacher=(8,))), folder))
+    assert fused == [True, True, None]
+
+
 def test_table_of_updates():
     times = {
         steps.AS_THEY_ARE: {"ms": 0.08, "ms_iqr": [0.07, 0.09]},
