@@ -9,6 +9,7 @@ import pairmix
 ROOT = Path(__file__).parent.parent
 fill_tables = runpy.run_path(str(ROOT / "docs" / "fill_tables.py"))
 FILLED = fill_tables["PAGES"]
+SITE = runpy.run_path(str(ROOT / "docs" / "site_files.py"))
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted((ROOT / "src/pairmix").rglob("*.py"))
 
@@ -35,6 +36,15 @@ def test_links_lead_somewhere(path):
         assert page.exists(), target
         if anchor:
             assert anchor in anchors(page), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("path", FILLED, ids=name_of)
+def test_files_that_are_linked_are_in_the_site(path):
+    """Those of folders; the site knows its own pages."""
+    site = [ROOT / "docs", *(found for one in SITE["OTHERS"] for found in ROOT.glob(one))]
+    for target in re.findall(r"\]\(([^)#:]+)", path.read_text()):
+        file = (path.parent / target).resolve()
+        assert file.suffix == ".md" or any(file.is_relative_to(one) for one in site), target
 
 
 def test_every_make_target_that_is_mentioned_exists():
