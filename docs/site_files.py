@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
-OTHERS = ["LICENSE", "CITATION.cff", "results/*.png", "results/avx512*/*.png", "results/pictures/*.svg", "examples/*.py"]
+OTHERS = [
+    "LICENSE",
+    "CITATION.cff",
+    "results/*.png",
+    "results/avx512*/*.png",
+    "results/pictures/*.svg",
+    "examples/*.py",
+]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
