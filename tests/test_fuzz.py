@@ -32,21 +32,25 @@ def test_what_is_wrong_is_found_and_described(monkeypatch, targets):
 
 
 def test_a_block_that_is_wrong_is_found_and_described(monkeypatch, targets):
-    real, fused = _kernels.feed_forward, []
+    real, wrong = _kernels.feed_forward, []
 
     def a_little_off(*arguments):
         y = real(*arguments)
         if y is not None:
-            fused.append(y)
-            y.mul_(1 + 1e-2)
+            wrong.append(y.mul_(1 + 1e-2))
         return y
 
     assert not any(fuzz.check_block(seed, targets[:1]) for seed in range(20))
     monkeypatch.setattr(_kernels, "feed_forward", a_little_off)
-    problems = [problem for problem in (fuzz.check_block(seed, targets[:1]) for seed in range(20)) if problem]
-    certain = [
-        y for y in fused if y.numel() and y.dtype in (torch.float32, torch.float64)
-    ]  # without rows nothing is wrong
-    assert len(problems) >= len(certain) > 5
+    problems = []
+    for seed in range(20):
+        wrong.clear()
+        problem = fuzz.check_block(seed, targets[:1])
+        # Of halves some are still as close as their parts, and without rows nothing is wrong.
+        must_be_found = any(y.numel() and y.dtype in (torch.float32, torch.float64) for y in wrong)
+        assert problem or not must_be_found, seed
+        assert wrong or not problem, seed
+        problems += [problem] * must_be_found
+    assert len(problems) > 5
     assert all(problem.startswith(f"{targets[0]}: output is off by") for problem in problems)
     assert "(block: " in problems[0]

@@ -104,10 +104,9 @@ def backward(
         gradients = _kernels.backward(plan_of(schedule), _rows(grad), _rows(x), contiguous(parameters), *rest)
         if gradients is None:
             _refuse(grad=grad, x=x, **parameters._asdict())
-        if gradients[0] is not None:
-            gradients[0] = gradients[0].reshape(x.shape)
-    gx, *others = gradients
-    return gx, tuple.__new__(Parameters, others)  # a named tuple makes itself in Python, which takes longer
+        gx, *others = gradients
+        gradients = [None if gx is None else gx.reshape(x.shape), *others]
+    return gradients[0], Parameters(*gradients[1:])
 
 
 def plan_of(schedule: DeviceSchedule) -> Any:

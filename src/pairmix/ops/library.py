@@ -23,8 +23,6 @@ from pairmix.schedule import DeviceSchedule
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_tuple = tuple.__new__  # a named tuple makes itself in Python, which takes longer
-
 # A schema has no tuples with named fields: here the parameters are five positions, and nowhere else.
 _library = torch.library.Library("pairmix", "DEF")
 _library.define(
@@ -140,8 +138,7 @@ class _Direct(torch.autograd.Function):
         x, blocks, d_in, d_out, residual_scale = ctx.saved_tensors
         needs_x, *needs, _ = ctx.needs_input_grad
         impl, schedule, block, _ = ctx.call
-        parameters = _tuple(Parameters, (blocks, d_in, d_out, None, residual_scale))
-        of_parameters = _tuple(Parameters, needs)
+        parameters, of_parameters = Parameters(blocks, d_in, d_out, None, residual_scale), Parameters(*needs)
         if not torch.is_grad_enabled() and is_ordinary(grad):
             gx, gradients = impl.backward(grad, x, parameters, schedule, block, needs_x, of_parameters)
         else:

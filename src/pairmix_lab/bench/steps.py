@@ -6,7 +6,6 @@ is, by torch's default and fused, for the parameters of SPM layers as they are a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -157,7 +156,7 @@ def _one_for_each_layer(model: nn.Module, groups: list[dict[str, Any]]) -> list[
             if isinstance(layer, SPMLinear)
         ]
         in_layers = {id(parameter) for of_layer in of_layers for parameter in of_layer}
-        others = [copy.deepcopy(parameter) for parameter in group["params"] if id(parameter) not in in_layers]
+        others = [parameter for parameter in group["params"] if id(parameter) not in in_layers]
         flat = [nn.Parameter(torch.cat([one.detach().flatten() for one in each])) for each in of_layers if each]
         merged.append({**group, "params": flat + others})
     return merged
