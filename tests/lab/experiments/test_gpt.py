@@ -116,6 +116,16 @@ class TestRuns:
         assert trained.outcome["valid_loss"] < trained.rows[0]["valid_loss"] - 0.5
 
     @pytest.mark.parametrize("layer", LAYERS)
+    @pytest.mark.parametrize("tied", [False, True])
+    @torch.inference_mode()
+    def test_the_loss_begins_near_that_of_a_guess(self, make, layer, tied):
+        task = make(layer=layer, width=256, depth=4, batch=16, tied=tied)
+        torch.manual_seed(0)
+        (inputs, labels), model = task.batch(1), task.build()
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+        assert float(loss) == pytest.approx(math.log(256), abs=0.5)
+
+    @pytest.mark.parametrize("layer", LAYERS)
     @pytest.mark.parametrize("more", [{}, {"tied": True, "dense_maps": "up,down"}], ids=["plain", "tied hybrid"])
     def test_a_stopped_run_resumes(self, make, tmp_path, layer, more):
         options = {"layer": layer, "steps": 4, "warmup": 2, **more}
