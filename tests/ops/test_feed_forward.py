@@ -43,6 +43,17 @@ def test_every_activation_near_and_far_from_zero(target, activation, gated, dtyp
     assert len(fused) == 3
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_far_from_zero_every_activation_is_relu(target, activation, fused):
+    x = torch.tensor([[1e30, 0.0], [-1e30, 0.0]], requires_grad=True)
+    with running(target):
+        y = SPMFeedForward(2, 2, activation, init="identity")(x)
+        (slopes,) = torch.autograd.grad(y[:, 0].sum(), x)
+    assert fused
+    torch.testing.assert_close(y, x.relu(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(slopes[:, 0], torch.tensor([1.0, 0.0]), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("schedule", ["butterfly", "brick", "random"])
 @pytest.mark.parametrize("kind", ["general", "rotation"])
 @pytest.mark.parametrize("bias", [False, True])

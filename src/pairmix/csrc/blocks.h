@@ -49,23 +49,37 @@ struct ClearPadding {
   Vector<T> operator()(Vector<T> v) const { return cleared(v, std::make_index_sequence<Simd<T>::width>{}); }
 };
 
-// The block of a unit with another: its coefficients, and the sums that become their gradients. It is always the product with the
-// other unit that is rounded, so that results do not depend on which of them is the first.
+// The block of a unit with another, as coefficients. It is always the product with the other unit that is rounded, so that results
+// do not depend on which of them is the first.
 template <class T, int kLanes>
-struct GeneralBlock {
-  Vector<T> a, b, c, d, ga{}, gb{}, gc{}, gd{};
+struct GeneralMatrix {
+  static constexpr int kGradients = 4;
+  Vector<T> a, b, c, d;
 
-  GeneralBlock(const T* coeffs, int64_t row) { load(coeffs, row); }
-
-  void load(const T* coeffs, int64_t row) {
-    a = spread<kLanes>(coeffs), b = spread<kLanes>(coeffs + row);
-    c = spread<kLanes>(coeffs + 2 * row), d = spread<kLanes>(coeffs + 3 * row);
-  }
+  GeneralMatrix(const T* coeffs, int64_t row)
+      : a(spread<kLanes>(coeffs)),
+        b(spread<kLanes>(coeffs + row)),
+        c(spread<kLanes>(coeffs + 2 * row)),
+        d(spread<kLanes>(coeffs + 3 * row)) {}
 
   Vector<T> first(Vector<T> x1, Vector<T> x2) const { return a * x1 + rounded(b * x2); }
   Vector<T> second(Vector<T> x1, Vector<T> x2) const { return d * x2 + rounded(c * x1); }
   Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return a * g1 + rounded(c * g2); }
   Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return d * g2 + rounded(b * g1); }
+
+  // The gradients of the coefficients follow from sums of products: of the gradients of both outputs with both inputs.
+  void add_gradients_to(T* packed, Vector<T> g1x1, Vector<T> g1x2, Vector<T> g2x1, Vector<T> g2x2) const {
+    const Vector<T> sums[] = {g1x1, g1x2, g2x1, g2x2};
+    add_folded<kLanes, T>(packed, sums);
+  }
+};
+
+// Likewise, with the sums that become the gradients.
+template <class T, int kLanes>
+struct GeneralBlock : GeneralMatrix<T, kLanes> {
+  using Matrix = GeneralMatrix<T, kLanes>;
+  using Matrix::Matrix;
+  Vector<T> ga{}, gb{}, gc{}, gd{};
 
   // x are inputs, g the gradients of outputs, h those of inputs.
   void add(Vector<T> x1, Vector<T> x2, Vector<T> g1, Vector<T> g2, Vector<T>, Vector<T>) {
@@ -74,25 +88,33 @@ struct GeneralBlock {
     gc += g2 * x1;
     gd += g2 * x2;
   }
-  void add_gradients_to(T* packed) const {
-    const Vector<T> sums[] = {ga, gb, gc, gd};
+  void add_gradients_to(T* packed) const { Matrix::add_gradients_to(packed, ga, gb, gc, gd); }
+};
+
+template <class T, int kLanes>
+struct RotationMatrix {
+  static constexpr int kGradients = 1;
+  Vector<T> cos, sin;
+
+  RotationMatrix(const T* coeffs, int64_t row) : cos(spread<kLanes>(coeffs)), sin(spread<kLanes>(coeffs + row)) {}
+
+  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return cos * x1 - rounded(sin * x2); }
+  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return cos * x2 + rounded(sin * x1); }
+  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g1 + rounded(sin * g2); }
+  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - rounded(sin * g1); }
+
+  void add_gradients_to(T* packed, Vector<T> g1x1, Vector<T> g1x2, Vector<T> g2x1, Vector<T> g2x2) const {
+    const Vector<T> sums[] = {cos * (g2x1 - g1x2) - sin * (g1x1 + g2x2)};
     add_folded<kLanes, T>(packed, sums);
   }
 };
 
 // A turn of y is the same turn of x, so the gradient of the angle is x cross h, where h is the gradient of x: g turned back.
 template <class T, int kLanes>
-struct RotationBlock {
-  Vector<T> cos, sin, along{}, against{};  // two sums, so that one addition need not wait for the other
-
-  RotationBlock(const T* coeffs, int64_t row) { load(coeffs, row); }
-
-  void load(const T* coeffs, int64_t row) { cos = spread<kLanes>(coeffs), sin = spread<kLanes>(coeffs + row); }
-
-  Vector<T> first(Vector<T> x1, Vector<T> x2) const { return cos * x1 - rounded(sin * x2); }
-  Vector<T> second(Vector<T> x1, Vector<T> x2) const { return cos * x2 + rounded(sin * x1); }
-  Vector<T> first_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g1 + rounded(sin * g2); }
-  Vector<T> second_transposed(Vector<T> g1, Vector<T> g2) const { return cos * g2 - rounded(sin * g1); }
+struct RotationBlock : RotationMatrix<T, kLanes> {
+  using Matrix = RotationMatrix<T, kLanes>;
+  using Matrix::Matrix;
+  Vector<T> along{}, against{};  // two sums, so that one addition need not wait for the other
 
   void add(Vector<T> x1, Vector<T> x2, Vector<T>, Vector<T>, Vector<T> h1, Vector<T> h2) {
     along += h2 * x1;

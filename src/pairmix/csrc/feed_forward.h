@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "activations.h"
 #include "kernel.h"
 #include "run.h"
 #include "scratch.h"
+#include "several.h"
 #include "team.h"
 
 namespace pairmix {
@@ -21,6 +23,7 @@ namespace {
 template <class S, class T, int kLanes>
 class FeedForwardRun {
   using Map = Run<S, T, kLanes>;
+  static constexpr int kTogether = 4;  // vectors that are activated at a time
 
  public:
   FeedForwardRun(const FeedForward& block, bool backward) : it_(block), gated_(block.ups == 2) {
@@ -125,42 +128,47 @@ class FeedForwardRun {
     }
   }
 
-  // Calls f(z + bias, factor + bias, place) for every vector of the hidden layer, with the activation's type before them.
-  // Without a gate there is no factor, and it is one.
+  // Calls f(unit, first vector, how many) for all vectors of the hidden layer: several at a time, then one by one.
   template <class F>
-  void each_vector(const Work& work, F f) const {
-    with_activation([&](auto activation) {
-      for (int32_t unit = 0; unit < down_->units(); ++unit) {
-        const int64_t lane = int64_t{unit} * kLanes;
-        const Vector<T> bias = spread<kLanes>(bias_[0] + lane);
-        const Vector<T>* z = work.tiles.hidden[0].unit(unit);
-        if (!gated_) {
-#pragma GCC unroll 4
-          for (int32_t r = 0; r < work.down.depth; ++r) f(activation, z[r] + bias, T(1) - Vector<T>{}, unit, r);
-          continue;
-        }
-        const Vector<T> bias_of_factor = spread<kLanes>(bias_[1] + lane);
-        const Vector<T>* factor = work.tiles.hidden[1].unit(unit);
-#pragma GCC unroll 4
-        for (int32_t r = 0; r < work.down.depth; ++r) f(activation, z[r] + bias, factor[r] + bias_of_factor, unit, r);
-      }
-    });
+  [[gnu::always_inline]] void each_vectors(const Work& work, F f) const {
+    for (int32_t unit = 0; unit < down_->units(); ++unit) {
+      int32_t r = 0;
+      for (; r + kTogether <= work.down.depth; r += kTogether) f(unit, r, std::integral_constant<int, kTogether>());
+      for (; r < work.down.depth; ++r) f(unit, r, std::integral_constant<int, 1>());
+    }
+  }
+
+  // Some vectors of what a wide map gives, with its bias.
+  template <int n>
+  [[gnu::always_inline]] Several<T, n> biased(const Work& work, int map, int32_t unit, int32_t r) const {
+    const Several<T, n> bias = spread<kLanes>(bias_[map] + int64_t{unit} * kLanes);
+    return Several<T, n>::load(work.tiles.hidden[map].unit(unit) + r) + bias;
   }
 
   // The input of the narrow map, from what the wide ones gave.
   void activate(Work& work, const Tile<T>& to) const {
-    each_vector(work, [&](auto activation, Vector<T> z, Vector<T> factor, int32_t unit, int32_t r) {
-      to.unit(unit)[r] = activation.value(z) * factor;
+    with_activation([&](auto activation) {
+      each_vectors(work, [&](int32_t unit, int32_t r, auto count) {
+        Several<T, count()> z = activation.value(biased<count()>(work, 0, unit, r));
+        if (gated_) z = z * biased<count()>(work, 1, unit, r);
+        z.store(to.unit(unit) + r);
+      });
     });
   }
 
   // Likewise, if `to` is not null; and what the wide maps gave becomes what its gradient is to be multiplied with.
   void activate_and_differentiate(Work& work, const Tile<T>* to) const {
-    each_vector(work, [&](auto activation, Vector<T> z, Vector<T> factor, int32_t unit, int32_t r) {
-      const ValueAndSlope<T> found = activation.both(z);
-      if (to) to->unit(unit)[r] = found.value * factor;
-      work.tiles.hidden[0].unit(unit)[r] = found.slope * factor;
-      if (gated_) work.tiles.hidden[1].unit(unit)[r] = found.value;
+    with_activation([&](auto activation) {
+      each_vectors(work, [&](int32_t unit, int32_t r, auto count) {
+        auto [value, slope] = activation.both(biased<count()>(work, 0, unit, r));
+        if (gated_) {
+          const Several<T, count()> factor = biased<count()>(work, 1, unit, r);
+          value.store(work.tiles.hidden[1].unit(unit) + r);
+          value = value * factor, slope = slope * factor;
+        }
+        if (to) value.store(to->unit(unit) + r);
+        slope.store(work.tiles.hidden[0].unit(unit) + r);
+      });
     });
   }
 

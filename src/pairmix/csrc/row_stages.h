@@ -48,7 +48,10 @@ class RowStages {
   }
   void read_unit(int32_t unit, Vector<T>* to) const {
     const Block block = this->block(unit);
-    each_rows([&](int64_t first, auto rows) __attribute__((always_inline)) { read_rows<rows()>(block, column(unit), first, to); });
+    each_rows([&](int64_t first, auto rows) __attribute__((always_inline)) {
+      read_rows<rows()>(block, column(unit), first, to);
+      for (int k = 0; k < rows(); ++k) prefetch(at<const S>(work_.x, first + k, column(unit) + kAhead), kLanes);
+    });
   }
 
   // The tile has the gradients behind the first stages; those of the coefficients are added to `gradients`, if it is not null, and
@@ -77,6 +80,9 @@ class RowStages {
  private:
   static int64_t place(int64_t unit) { return 2 * kLanes * unit; }
   [[gnu::always_inline]] Block block(int32_t unit) const { return {coeffs_ + place(unit), stage_size_}; }
+
+  // Of all rows one unit is read, and then the next one. That is no stream that the processor prefetches by itself: so far ahead.
+  static constexpr int32_t kAhead = 4 * kLanes;
 
   // The column that goes to the first lane of a unit.
   int32_t column(int32_t unit) const { return unit * kLanes % features_; }

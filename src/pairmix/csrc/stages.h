@@ -30,6 +30,7 @@ struct Stage {
   int32_t depth;
 
   const T* of_pair(const Pair& pair) const { return coeffs + pair.number * step; }
+  T* gradients_of(const Pair& pair) const { return gradients + int64_t{4} * pair.number; }
   int64_t place_of_unit(int32_t unit, int lanes) const { return int64_t{2} * lanes * unit_list[unit]; }
 };
 
@@ -98,30 +99,23 @@ void quads_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, U
 
 // From the gradients g of a pair's outputs to those of its inputs x, which are h; those of the coefficients are added up.
 template <bool kParameters, class Block, class V>
-[[gnu::always_inline]] inline void back_through_one(Block& block, V x1, V x2, V g1, V g2, V& h1, V& h2) {
-  h1 = block.first_transposed(g1, g2), h2 = block.second_transposed(g1, g2);
-  if constexpr (kParameters) block.add(x1, x2, g1, g2, h1, h2);
-}
-
-// Likewise, for all vectors of the pair's units.
-template <bool kParameters, class Block, class V>
 [[gnu::always_inline]] inline void back_through(Block& block, int32_t depth, bool goes_on, const V* x1, const V* x2, const V* g1,
                                                 const V* g2, V* h1, V* h2) {
 #pragma GCC unroll 2
   for (int32_t r = 0; r < depth; ++r) {
-    V back1, back2;
-    back_through_one<kParameters>(block, kParameters ? x1[r] : V{}, kParameters ? x2[r] : V{}, g1[r], g2[r], back1, back2);
+    const V back1 = block.first_transposed(g1[r], g2[r]), back2 = block.second_transposed(g1[r], g2[r]);
+    if constexpr (kParameters) block.add(x1[r], x2[r], g1[r], g2[r], back1, back2);
     if (goes_on) h1[r] = back1, h2[r] = back2;
   }
 }
 
 template <class Block, bool kParameters, class T>
 [[gnu::always_inline]] inline void pair_backward(const Stage<T>& stage, int32_t p, Units<T> z, Units<T> g) {
-  const auto [i, j, number] = stage.pairs[p];
+  const int32_t i = stage.pairs[p].first, j = stage.pairs[p].second;
   Block block(stage.of_pair(stage.pairs[p]), stage.row);
   const Vector<T>*x1 = kParameters ? z[i] : nullptr, *x2 = kParameters ? z[j] : nullptr;
   back_through<kParameters>(block, stage.depth, stage.goes_on, x1, x2, g[i], g[j], g[i], g[j]);
-  if constexpr (kParameters) block.add_gradients_to(stage.gradients + int64_t{4} * number);
+  if constexpr (kParameters) block.add_gradients_to(stage.gradients_of(stage.pairs[p]));
 }
 
 // g, the gradient of the stage's output, becomes that of its input z.
@@ -140,14 +134,36 @@ template <class P>
   asm volatile("" : "+r"(pointer));
 }
 
-// Back through two stages that fall into quads. What is between them is computed again from z, or where there is padding, kept in
-// `middle`.
+// Gets so many numbers into the L1 cache, in time for when they are needed.
+template <class T>
+[[gnu::always_inline]] inline void prefetch(const T* from, int64_t numbers) {
+  for (int64_t k = 0; k < numbers; k += 64 / sizeof(T)) __builtin_prefetch(from + k);
+}
+
+// The blocks of two stages between the units of a quad: first those of (a, b) and (c, d), then those of (a, c) and (b, d).
+template <class Matrix>
+struct Quad {
+  Matrix ab, cd, ac, bd;
+};
+
+// Sums over rows of the products of one input of a quad with the gradients of its outputs a to d.
+template <class V>
+struct Products {
+  V a{}, b{}, c{}, d{};
+  [[gnu::always_inline]] void add(V x, V ga, V gb, V gc, V gd) { a += ga * x, b += gb * x, c += gc * x, d += gd * x; }
+};
+
+// Back through two stages that fall into quads. The gradients of all four blocks follow from the sums of the 16 products of an input
+// with the gradient of an output, so that what is between the stages is not needed at all; only where there is padding it is
+// computed again, in `middle`.
 template <class Block, class T, int kLanes, bool kParameters>
 void quads_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Units<T> middle, Units<T> g) {
   using V = Vector<T>;
+  using Matrix = typename Block::Matrix;
   for (int32_t p = 0; p < stage.units / 2; p += 2) {
-    const auto [a, b, number_ab] = stage.pairs[p];
-    const auto [c, d, number_cd] = stage.pairs[p + 1];
+    const Pair &pair_ab = stage.pairs[p], &pair_cd = stage.pairs[p + 1];
+    const Pair &pair_ac = next.pairs[p], &pair_bd = next.pairs[p + 1];
+    const int32_t a = pair_ab.first, b = pair_ab.second, c = pair_cd.first, d = pair_cd.second;
     if (stage.padding == a || stage.padding == b || stage.padding == c || stage.padding == d) {
       if constexpr (kParameters) {
         for (const int32_t k : {p, p + 1}) pair_forward<Block, T>(stage, k, z, middle);
@@ -158,34 +174,42 @@ void quads_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Uni
       for (const int32_t k : {p, p + 1}) pair_backward<Block, kParameters>(stage, k, z, g);
       continue;
     }
-    const T *from_ab = stage.of_pair(stage.pairs[p]), *from_cd = stage.of_pair(stage.pairs[p + 1]);
-    const T *from_ac = next.of_pair(next.pairs[p]), *from_bd = next.of_pair(next.pairs[p + 1]);
-    Block ab(from_ab, stage.row), cd(from_cd, stage.row), ac(from_ac, next.row), bd(from_bd, next.row);
-    const Vector<T>*xa = nullptr, *xb = nullptr, *xc = nullptr, *xd = nullptr;
-    if constexpr (kParameters) xa = z[a], xb = z[b], xc = z[c], xd = z[d];
-    Vector<T>*ga = g[a], *gb = g[b], *gc = g[c], *gd = g[d];
+    const Quad<Matrix> quad{{stage.of_pair(pair_ab), stage.row},
+                            {stage.of_pair(pair_cd), stage.row},
+                            {next.of_pair(pair_ac), next.row},
+                            {next.of_pair(pair_bd), next.row}};
+    const Quad<Matrix>* blocks = &quad;
+    const V *xa = nullptr, *xb = nullptr, *xc = nullptr, *xd = nullptr;
+    if constexpr (kParameters) {
+      xa = z[a], xb = z[b], xc = z[c], xd = z[d];
+      for (const Pair* pair : {&pair_ab, &pair_cd}) prefetch(stage.gradients_of(*pair), Matrix::kGradients * kLanes);
+      for (const Pair* pair : {&pair_ac, &pair_bd}) prefetch(next.gradients_of(*pair), Matrix::kGradients * kLanes);
+    }
+    V *ga = g[a], *gb = g[b], *gc = g[c], *gd = g[d];
+    Products<V> of_a, of_b, of_c, of_d;
     for (int32_t r = 0; r < stage.depth; ++r) {
-      if constexpr (kParameters) {  // the registers are for the sums
-        forget(from_ab), forget(from_cd), forget(from_ac), forget(from_bd);
-        ab.load(from_ab, stage.row), cd.load(from_cd, stage.row);
-        ac.load(from_ac, next.row), bd.load(from_bd, next.row);
+      const V oa = ga[r], ob = gb[r], oc = gc[r], od = gd[r];
+      if constexpr (kParameters) {
+        of_a.add(xa[r], oa, ob, oc, od), of_b.add(xb[r], oa, ob, oc, od);
+        of_c.add(xc[r], oa, ob, oc, od), of_d.add(xd[r], oa, ob, oc, od);
+        forget(blocks);  // the registers are for the sums
       }
-      // One block after the other: what it needs, and the sums of all of them, are then all that takes registers.
-      V x[4] = {}, ha, hb, hc, hd, i[4];
-      if constexpr (kParameters) x[0] = xa[r], x[1] = xb[r], x[2] = xc[r], x[3] = xd[r];
-      back_through_one<kParameters>(ac, ab.first(x[0], x[1]), cd.first(x[2], x[3]), ga[r], gc[r], ha, hc);
-      back_through_one<kParameters>(bd, ab.second(x[0], x[1]), cd.second(x[2], x[3]), gb[r], gd[r], hb, hd);
-      if constexpr (kParameters) forget(from_ab), forget(from_cd), ab.load(from_ab, stage.row), cd.load(from_cd, stage.row);
-      back_through_one<kParameters>(ab, x[0], x[1], ha, hb, i[0], i[1]);
-      if (stage.goes_on) ga[r] = i[0], gb[r] = i[1];
-      back_through_one<kParameters>(cd, x[2], x[3], hc, hd, i[2], i[3]);
-      if (stage.goes_on) gc[r] = i[2], gd[r] = i[3];
+      if (!stage.goes_on) continue;
+      const V ha = blocks->ac.first_transposed(oa, oc), hc = blocks->ac.second_transposed(oa, oc);
+      const V hb = blocks->bd.first_transposed(ob, od), hd = blocks->bd.second_transposed(ob, od);
+      ga[r] = blocks->ab.first_transposed(ha, hb), gb[r] = blocks->ab.second_transposed(ha, hb);
+      gc[r] = blocks->cd.first_transposed(hc, hd), gd[r] = blocks->cd.second_transposed(hc, hd);
     }
     if constexpr (kParameters) {
-      ab.add_gradients_to(stage.gradients + int64_t{4} * number_ab);
-      cd.add_gradients_to(stage.gradients + int64_t{4} * number_cd);
-      ac.add_gradients_to(next.gradients + int64_t{4} * next.pairs[p].number);
-      bd.add_gradients_to(next.gradients + int64_t{4} * next.pairs[p + 1].number);
+      const auto& [ab, cd, ac, bd] = quad;
+      ac.add_gradients_to(next.gradients_of(pair_ac), ab.first(of_a.a, of_b.a), cd.first(of_c.a, of_d.a),
+                          ab.first(of_a.c, of_b.c), cd.first(of_c.c, of_d.c));
+      bd.add_gradients_to(next.gradients_of(pair_bd), ab.second(of_a.b, of_b.b), cd.second(of_c.b, of_d.b),
+                          ab.second(of_a.d, of_b.d), cd.second(of_c.d, of_d.d));
+      ab.add_gradients_to(stage.gradients_of(pair_ab), ac.first_transposed(of_a.a, of_a.c), ac.first_transposed(of_b.a, of_b.c),
+                          bd.first_transposed(of_a.b, of_a.d), bd.first_transposed(of_b.b, of_b.d));
+      cd.add_gradients_to(stage.gradients_of(pair_cd), ac.second_transposed(of_c.a, of_c.c), ac.second_transposed(of_d.a, of_d.c),
+                          bd.second_transposed(of_c.b, of_c.d), bd.second_transposed(of_d.b, of_d.d));
     }
   }
   clear_padding<T, kLanes>(stage, g);
@@ -266,18 +290,16 @@ inline void stage_forward(const Stage<T>& stage, Units<T> from, Units<T> to) {
 
 template <class T, int kLanes, bool kKeepsMiddle>
 inline void stages_forward(const Stage<T>& stage, const Stage<T>& next, Units<T> from, Units<T> middle, Units<T> to) {
-  if (stage.kind == Kind::general)
-    quads_forward<GeneralBlock<T, kLanes>, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
-  else
-    quads_forward<RotationBlock<T, kLanes>, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
+  with_block<T, kLanes>(stage.kind, [&](auto block) {
+    quads_forward<typename decltype(block)::type, T, kLanes, kKeepsMiddle>(stage, next, from, middle, to);
+  });
 }
 
 template <class T, int kLanes, bool kParameters>
 inline void stages_backward(const Stage<T>& stage, const Stage<T>& next, Units<T> z, Units<T> middle, Units<T> g) {
-  if (stage.kind == Kind::general)
-    quads_backward<GeneralBlock<T, kLanes>, T, kLanes, kParameters>(stage, next, z, middle, g);
-  else
-    quads_backward<RotationBlock<T, kLanes>, T, kLanes, kParameters>(stage, next, z, middle, g);
+  with_block<T, kLanes>(stage.kind, [&](auto block) {
+    quads_backward<typename decltype(block)::type, T, kLanes, kParameters>(stage, next, z, middle, g);
+  });
 }
 
 template <class T, int kLanes, bool kParameters>

@@ -16,13 +16,13 @@ namespace {
 // What a tile may take of the L2 cache, and a component of the L1 cache: forward works in place, backward also keeps the
 // inputs of the component's stages, or of all stages if there is not much. `pairmix bench kernels --caches` measures tiles
 // for smaller and larger caches.
-inline int64_t tile_bytes(int lanes) { return lanes == 1 ? caches().l2_bytes : caches().l2_bytes / 4; }
+inline int64_t tile_bytes(int lanes) { return caches().l2_bytes / (lanes == 1 ? 2 : 4); }
 inline int64_t kept_bytes() { return caches().l2_bytes / 2; }
 inline int64_t component_bytes(bool backward) { return caches().l1_bytes / 2 * (backward ? 3 : 1); }
 
 constexpr int32_t kShallowest = 8, kDeepest = 16;  // vectors below each other
-// Of one coordinate each, which is what other pairings than butterflies have: every group goes through the whole tile, which may
-// take all of the L2 cache. Two to four lines are enough for each coefficient.
+// Of one coordinate each, which is what other pairings than butterflies have: every group goes from one tile to another, which
+// together may take all of the L2 cache. Two to four lines are enough for each coefficient.
 constexpr int32_t kShallowestOfOne = 128 / kVectorBytes, kDeepestOfOne = 256 / kVectorBytes;
 
 // Of so many coefficients that no cache keeps them from one tile to the next, better use is made by deeper tiles, and by
