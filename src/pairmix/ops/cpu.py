@@ -31,6 +31,16 @@ def instruction_set() -> str:
     return _kernels.target()
 
 
+def instruction_sets() -> list[str]:
+    """The builds of the kernels that this machine could run, the best one first."""
+    return _kernels.targets()
+
+
+def use_instruction_set(name: str) -> None:
+    """Run another build of the kernels."""
+    _kernels.use_target(name)
+
+
 def multiply_adds_per_second() -> float:
     """The float32 multiply-adds that this machine does in registers, with all of torch's threads."""
     return _kernels.multiply_adds_per_second(torch.get_num_threads())

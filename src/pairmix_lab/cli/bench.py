@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +34,12 @@ from pairmix_lab.training import allocator
 app = typer.Typer(help="Answer a question by measuring.", no_args_is_help=True)
 
 Threads = Annotated[str | None, typer.Option(help="The numbers of threads, such as 1,2; torch's if not given.")]
+InstructionSet = Annotated[
+    str | None,
+    typer.Option(
+        help="The kernels to measure: avx512, avx2 or baseline; the best ones if not given. torch chooses its own."
+    ),
+]
 
 
 @app.command("init")
@@ -86,6 +92,7 @@ def bench_operator_command(
     batch: Annotated[int | None, typer.Option(help="The number of rows.")] = None,
     seconds: Annotated[float | None, typer.Option(help="How long to measure each width, or each variant.")] = None,
     threads: Threads = None,
+    instruction_set: InstructionSet = None,
 ) -> None:
     """How fast is the operator? Against nn.Linear, other structured layers and the machine (about ten minutes)."""
     if device not in ("cpu", "cuda"):
@@ -94,8 +101,8 @@ def bench_operator_command(
     modes = [mode for mode, is_set in flags.items() if is_set]
     if len(modes) > 1:
         raise typer.BadParameter(f"choose one of {' and '.join('--' + mode for mode in modes)}")
-    if modes and device == "cuda":
-        raise typer.BadParameter(f"--device cuda does not accept --{modes[0]}")
+    if device == "cuda" and (modes or instruction_set is not None):
+        raise typer.BadParameter(f"--device cuda does not accept --{modes[0] if modes else 'instruction-set'}")
     if batch is not None:
         _check_sizes("--batch", [batch])
     _check_seconds(seconds)
@@ -112,7 +119,7 @@ def bench_operator_command(
     reason = ops.cpu.why_not(torch.device("cpu"))
     if reason is not None and device == "cpu":
         console.print(f"[yellow]SPM is measured as plain torch, and the bound of arithmetic not at all: {reason}")
-    with _measuring_for(out):
+    with _measuring_for(out, instruction_set):
         rows = _live(benchmark.run(config), benchmark.table)
         if benchmark is bench_operator:
             show(bench_operator.memory_table(rows))
@@ -189,6 +196,7 @@ def bench_kernels_command(
         float | None, typer.Option(help="How long to measure each width, and each kind of stage.")
     ] = None,
     threads: Threads = None,
+    instruction_set: InstructionSet = None,
 ) -> None:
     """How much of the machine's arithmetic do the compiled kernels reach? (about three minutes)"""
     if stage_width is not None:
@@ -207,7 +215,7 @@ def bench_kernels_command(
     name = "kernels-caches" if caches else "kernels"
     benchmark = BENCHMARKS[name]
     config = _config(benchmark.Config, given, name)
-    with _measuring_for(out):
+    with _measuring_for(out, instruction_set):
         rows = _live(benchmark.run(config), benchmark.table)
         if not caches:
             of_stages = bench_kernels.stages_table(rows)
@@ -223,6 +231,7 @@ def bench_modules_command(
     kind: Annotated[str | None, typer.Option(help="Only this kind of module, such as GRU.")] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure each module.")] = bench_modules.Config.seconds,
     threads: Threads = None,
+    instruction_set: InstructionSet = None,
 ) -> None:
     """How fast are recurrent networks, attention and feed-forward blocks, beside torch's? (about four minutes)"""
     _check_seconds(seconds)
@@ -234,7 +243,7 @@ def bench_modules_command(
     numbers = _optional_numbers("--threads", threads)
     if numbers is not None:
         config = replace(config, threads=numbers)
-    with _measuring_for(out):
+    with _measuring_for(out, instruction_set):
         rows = _live(bench_modules.run(config), bench_modules.table)
         show(bench_modules.memory_table(rows))
         save(out / "modules", asdict(config), rows, bench_modules.picture)
@@ -277,6 +286,7 @@ def bench_steps_command(
     keep_memory: Annotated[
         bool, typer.Option("--keep-memory", help="Keep freed memory in the process, as training with --keep-memory.")
     ] = False,
+    instruction_set: InstructionSet = None,
 ) -> None:
     """How long is a training step of each experiment? (about ten minutes)"""
     _check_seconds(seconds)
@@ -296,18 +306,41 @@ def bench_steps_command(
     settings = {"experiment": "steps", "keep_memory": keep_memory, **config.as_dict()}
     if keep_memory:
         allocator.keep_freed_memory()
-    with _measuring_for(out):
+    with _measuring_for(out, instruction_set):
         rows = _live(bench_steps.run(config, data), bench_steps.table)
         name = "steps" if experiment is None else f"steps-{experiment}"
         save(out / name, settings, rows, bench_steps.picture, bench_steps.hashes(config, data))
 
 
 @contextmanager
-def _measuring_for(out: Path) -> Iterator[None]:
-    """Refuse results that could not be traced to their code; errors, also while measuring, are one sentence."""
+def _measuring_for(out: Path, instruction_set: str | None = None) -> Iterator[None]:
+    """Refuse results that could not be traced to their code; errors, also while measuring, are one sentence.
+
+    Args:
+        out: where results go.
+        instruction_set: the build of the kernels to measure; None for the best one.
+    """
     with clear_errors():
         results.check_traceable(out)
+        with nullcontext() if instruction_set is None else _kernels_of(instruction_set):
+            yield
+
+
+@contextmanager
+def _kernels_of(instruction_set: str) -> Iterator[None]:
+    reason = ops.cpu.why_not(torch.device("cpu"))
+    if reason is not None:
+        raise typer.BadParameter(f"there are no kernels to choose from: {reason}", param_hint="--instruction-set")
+    runnable = ops.cpu.instruction_sets()
+    if instruction_set not in runnable:
+        message = f"must be one of {', '.join(runnable)}, which this machine can run; got {instruction_set!r}"
+        raise typer.BadParameter(message, param_hint="--instruction-set")
+    before = ops.cpu.instruction_set()
+    ops.cpu.use_instruction_set(instruction_set)
+    try:
         yield
+    finally:
+        ops.cpu.use_instruction_set(before)
 
 
 @contextmanager

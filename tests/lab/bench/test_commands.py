@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+from pairmix import ops
 from pairmix_lab import cli, results
 from pairmix_lab.bench import (
     kernels_caches,
@@ -97,3 +98,30 @@ def test_the_command_is_the_one_that_was_typed(bench, monkeypatch, tmp_path):
     result = bench(lambda *arguments: iter(()))
     assert result.exit_code == 0, result.output
     assert saved == ["pairmix bench 'what was' typed"]
+
+
+@pytest.mark.parametrize("command", ["kernels", "kernels --caches", "operator", "operator --grid", "modules", "steps"])
+def test_the_kernels_of_another_instruction_set_can_be_measured(command, monkeypatch, tmp_path):
+    before, used = ops.cpu.instruction_set(), []
+
+    def measure(*arguments):
+        used.append(ops.cpu.instruction_set())
+        raise ValueError("measured enough")
+        yield
+
+    monkeypatch.setattr(MODULES[command], "run", measure)
+    arguments = ["bench", *command.split(), "--out", str(tmp_path / "out"), "--instruction-set"]
+    check_error(CliRunner().invoke(cli.app, [*arguments, "baseline"]), "measured enough", tmp_path)
+    assert used == ["baseline"]
+    assert ops.cpu.instruction_set() == before
+
+    refused = CliRunner().invoke(cli.app, [*arguments, "avx1024"])
+    assert refused.exit_code == 2
+    assert "avx1024" in refused.output
+    assert used == ["baseline"]
+
+
+def test_a_gpu_has_no_instruction_set_to_choose():
+    refused = CliRunner().invoke(cli.app, ["bench", "operator", "--device", "cuda", "--instruction-set", "avx2"])
+    assert refused.exit_code == 2
+    assert "--device cuda does not accept --instruction-set" in " ".join(refused.output.replace("│", " ").split())
