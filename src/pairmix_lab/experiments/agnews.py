@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -29,7 +29,7 @@ from pairmix_lab.report.experiment import Case
 from pairmix_lab.report.notes import of_experiment
 from pairmix_lab.report.pictures import WIDE, Picture, legend_below, look, styled
 from pairmix_lab.report.runs import Runs
-from pairmix_lab.report.tables import distinct
+from pairmix_lab.report.tables import Row, distinct
 from pairmix_lab.report.timing import step_time
 from pairmix_lab.training.loop import Batch
 
@@ -52,6 +52,7 @@ class Config(Compared):
     Attributes:
         layer: the hidden one, of `MODELS`.
         width: of the hidden layer, and how many features the words are hashed into.
+        dropout: the part of a training row's features that is left out at random, which the others are scaled up for.
     """
 
     experiment: str = "agnews"
@@ -60,15 +61,23 @@ class Config(Compared):
     steps: int = 1200
     batch: int = 256
     lr: float = 1e-2
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("layer", MODELS)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
     @property
     def name(self) -> str:
         """What its files are called."""
-        return f"{self.kind}-{self.width}-seed{self.seed}"
+        dropout = f"-dropout{self.dropout:g}" if self.dropout else ""
+        return f"{self.kind}-{self.width}{dropout}-seed{self.seed}"
+
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {"dropout": 0.0, **super().completed(config)}
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,12 @@ class Task:
         return self.config.groups(model)
 
     def batch(self, step: int) -> Batch:
-        return self.train.rows(epochs.batch(len(self.train), self.config.batch, step, self.config.seed))
+        config = self.config
+        inputs, labels = self.train.rows(epochs.batch(len(self.train), config.batch, step, config.seed))
+        if config.dropout:  # by the step alone, so that a run that is resumed leaves out the same
+            kept = np.random.default_rng((config.seed, step)).random(inputs.shape, np.float32) >= config.dropout
+            inputs *= torch.from_numpy(kept) / (1 - config.dropout)
+        return inputs, labels
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         return scores(model, self.valid.batches(self.config.batch), "valid")
@@ -131,6 +145,10 @@ class Task:
             "mixer_parameters": count_parameters(model) - CLASSES * (self.config.width + 1),
             "data": self.label,
         }
+
+
+def _left_out(dropout: float) -> str:
+    return f"{dropout:.0%} of the features left out"
 
 
 class AGNewsExperiment(Classification):
@@ -145,7 +163,10 @@ class AGNewsExperiment(Classification):
     )
     config = Config
     dataset = AGNEWS
-    in_short = {"AG News: accuracy, %": ("agnews-own", Case(name, 4096))}  # noqa: RUF012
+    in_short = {  # noqa: RUF012
+        "AG News: accuracy, %": ("agnews-own", Case(name, 4096)),
+        "AG News, with dropout: accuracy, %": ("agnews-own", Case(name, 4096, _left_out(0.3))),
+    }
     step_cases = StepCases(
         widths=(2048, 4096, 8192, 16384, 32768, 65536),
         layers=(*StepCases.layers, contenders.SOFTMAX.key),
@@ -171,6 +192,9 @@ class AGNewsExperiment(Classification):
         inits: options.Inits = Config.init,
         rank: options.Rank = Config.rank,
         layer_rate: options.LayerRate = Config.layer_rate,
+        dropout: Annotated[
+            float, typer.Option(help="The part of a training row's features that is left out at random.")
+        ] = Config.dropout,
     ) -> list[Config]:
         return options.grid(
             Config,
@@ -185,10 +209,15 @@ class AGNewsExperiment(Classification):
             init=options.words("--inits", inits, options.INITS),
             rank=rank,
             layer_rate=layer_rate,
+            dropout=dropout,
         )
 
     def task(self, config: Config, folder: Path | None = None) -> Task:
         return Task(config, folder)
+
+    def case(self, row: Row) -> Case:
+        dropout = row.get("dropout", 0.0)
+        return Case(self.name, row["width"], _left_out(dropout) if dropout else None)
 
     def notes(self, runs: Runs) -> Iterable[str]:
         rows = distinct(run["outcome"].get("data", "not named") for run in of_experiment(runs, self))

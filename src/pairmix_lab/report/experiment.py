@@ -105,12 +105,12 @@ class Reported(ABC):
         return case._replace(setting=None)
 
     def order(self, case: Case) -> tuple[object, ...]:
-        """By width; then settings that are numbers by size; then those that are text; studies by their axis."""
+        """By width; without a setting first; then numbers by size; then text; studies by their axis."""
         known, setting = list(self.setting_order), case.setting
         place = known.index(setting) if setting in known else len(known)
         size = setting if isinstance(setting, int | float) else math.inf
         study = ("", 0) if case.study is None else (case.study.name, case.study.value or 0)
-        return (case.width, size, place, str(setting), study)
+        return (case.width, setting is not None, size, place, str(setting), study)
 
     def case_name(self, case: Case) -> str:
         """The case in words."""

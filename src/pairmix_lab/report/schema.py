@@ -177,7 +177,7 @@ def training(config: Mapping[str, Shape], outcome: Mapping[str, Shape], row: Map
         "layer_rate": nullable(POSITIVE),
         "embedding_rate": nullable(POSITIVE),
     }
-    settings |= {"weight_decay": NOT_NEGATIVE, "rows": nullable(AT_LEAST_ONE), "norms": FLAG}
+    settings |= {"weight_decay": NOT_NEGATIVE, "rows": nullable(AT_LEAST_ONE), "norms": FLAG, "dropout": SHARE}
     ended: dict[str, Shape] = {"finished": FLAG, "step": COUNT, "data": TEXT, "samples": ListOf(TEXT)}
     norms = dict.fromkeys(("operator_norm", "condition", "gradient_norm"), NOT_NEGATIVE)
     history = Object({"step": AT_LEAST_ONE, "train_loss": LOSS}, {"valid_loss": nullable(LOSS), **norms, **row})

@@ -1,5 +1,6 @@
 import csv
 import hashlib
+import math
 import random
 from collections import Counter
 
@@ -93,6 +94,42 @@ def test_batches_depend_on_seed_and_step_alone(folder):
     assert labels.equal(same_labels)
     assert not inputs.equal(first.batch(4)[0])
     assert not inputs.equal(experiment(folder, seed=1).batch(3)[0])
+
+
+def test_dropout_leaves_out_features_of_training_rows_and_scales_the_others(folder):
+    whole, dropped = experiment(folder), experiment(folder, dropout=0.25)
+    (before, labels), (after, same_labels) = whole.batch(3), dropped.batch(3)
+    kept = after != 0
+    assert labels.equal(same_labels)
+    torch.testing.assert_close(after[kept], before[kept] / 0.75)
+    found = int((before != 0).sum())
+    assert abs(int(kept.sum()) - 0.75 * found) < 5 * math.sqrt(0.25 * 0.75 * found)
+    assert after.equal(experiment(folder, dropout=0.25).batch(3)[0])
+    assert items(dropped.valid.batches(40)) == items(whole.valid.batches(40))
+    assert items(dropped.test.batches(40)) == items(whole.test.batches(40))
+
+
+def test_every_step_and_seed_leaves_out_other_features(folder, monkeypatch):
+    monkeypatch.setattr(epochs, "batch", lambda rows, size, step, seed: np.arange(size))  # always the same rows
+    first, again, other = (experiment(folder, dropout=0.5, seed=seed) for seed in (0, 0, 1))
+    assert first.batch(1)[0].equal(again.batch(1)[0])
+    assert not first.batch(1)[0].equal(first.batch(2)[0])
+    assert not first.batch(1)[0].equal(other.batch(1)[0])
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, math.nan])
+def test_dropout_is_a_part_and_not_the_whole(dropout):
+    with pytest.raises(ValueError, match=f"dropout must be at least 0 and below 1, got {dropout}"):
+        Config(dropout=dropout)
+
+
+def test_runs_with_dropout_are_a_case_of_their_own():
+    plain, dropped = ({"width": 64, "dropout": dropout} for dropout in (0.0, 0.2))
+    assert Config(dropout=0.2).name == "spm-2048-dropout0.2-seed0"
+    cases = sorted(map(agnews.EXPERIMENT.case, (dropped, plain)), key=agnews.EXPERIMENT.order)
+    names = [agnews.EXPERIMENT.case_name(case) for case in cases]
+    assert names == ["n = 64", "n = 64, 20% of the features left out"]
+    assert agnews.EXPERIMENT.case(agnews.EXPERIMENT.completed({"width": 64, "layer": "dense"})).setting is None
 
 
 def test_words_are_hashed_once(folder, monkeypatch):
@@ -224,9 +261,9 @@ def test_every_model_learns_what_is_easy(folder, layer):
 
 
 @pytest.mark.parametrize("layer", MODELS)
-@pytest.mark.parametrize("width", [16, 17])
-def test_a_stopped_run_resumes(folder, layer, width):
-    options = {"layer": layer, "width": width, "steps": 3}
+@pytest.mark.parametrize(("width", "dropout"), [(16, 0.0), (17, 0.2)])
+def test_a_stopped_run_resumes(folder, layer, width, dropout):
+    options = {"layer": layer, "width": width, "dropout": dropout, "steps": 3}
     expected = train(experiment(folder, **options))
     stop_at(2, experiment(folder, **options), folder / "run")
     assert_same(train(experiment(folder, **options), folder / "run", resume=True), expected)
