@@ -25,9 +25,12 @@ FOLDERS = {
     "elman": "shakespeare",
     "elman-wide": "shakespeare",
     "gpt": "gpt",
+    "gpt-avx512": "gpt",
     "extensions": "gpt",
 }
 """The folders of results with such runs, and their experiments."""
+TIMES = {"extensions": "extensions", "gpt-avx512": "avx512-zen5"}
+"""Where the times of their steps are, if not among the results of all."""
 DENSE = contenders.DENSE.label
 
 
@@ -74,8 +77,7 @@ def table(name: str, results: Path) -> Table | None:
     rates = tried(experiment, results / name)
     if not rates:
         return None
-    own_times = any((results / name).glob("steps*.json"))
-    runs = collect([results / name, *([] if own_times else results.glob("steps*.json"))], [experiment])
+    runs = collect([results / name, *(results / TIMES.get(name, "")).glob("steps*.json")], [experiment])
     key, unit = experiment.measure
     digits = 2 if unit == 100 else 3
     lines = []

@@ -35,6 +35,14 @@ def test_every_contender_is_shown_with_its_best_rate(results):
     assert dense["case"] == "n = 256, shakespeare, 60 s"
 
 
+def test_runs_by_the_times_of_another_machine_are_shown_with_these(results):
+    write(results / "gpt-avx512", gpt("dense", budget=60.0))
+    write(results / "avx512-zen5", steps(step_time("gpt", "dense", 20, 1.0, batch=8)))
+    next((results / "avx512-zen5").glob("*.json")).rename(results / "avx512-zen5" / "steps.json")
+    (dense,) = lines(own_rates.table("gpt-avx512", results))
+    assert dense["ms per step"] == "20.0"
+
+
 def test_transfer_compares_the_first_seed_at_both_rates(results):
     (line,) = lines(own_rates.transfer(results))
     assert line == {
