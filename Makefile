@@ -32,6 +32,8 @@ ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
 GPT_NEWS = $(TRAIN) gpt $(WITH_DATA) --text agnews --seconds 960 --seeds 0 --out results/gpt --resume
+GPT_NEWS_AVX512 = $(TRAIN) gpt $(WITH_DATA) --times results/avx512-zen5/steps.json --text agnews --seconds 2400 --seeds 0 \
+    --out results/gpt-avx512 --resume
 GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/gpt --resume
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
@@ -57,6 +59,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	    --norms --out results/teacher-norms --resume
 	$(TRAIN) teacher --layers dense,spm,lowrank --inits near_identity --widths 256,1024 --angle-stds 0.1,uniform \
 	    --lrs 0.001,0.003,0.01 --out results/teacher-own --resume
+	$(TRAIN) teacher --layers monarch --widths 256,1024 --angle-stds 0.1,uniform --lrs 0.001,0.003,0.01 --out results/teacher-own --resume
 	$(TRAIN) teacher --layers spm --inits near_identity --widths 1024 --angle-stds 0.1 --lr 0.003 --layer-rate 0.9 --out results/teacher-head --resume
 	$(TRAIN) teacher --layers dense,spm --inits near_identity --widths 4096 --angle-stds 0.1 --steps 400 --seeds 0 \
 	    --lrs 0.0003,0.001,0.003 --out results/teacher-wide --resume
@@ -69,7 +72,12 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(AGNEWS_OWN) --widths 4096 --layers spm --stages 24 --lrs 0.003,0.01
 	$(AGNEWS_OWN) --widths 4096 --layers companion --lrs 0.003,0.01
 	$(AGNEWS_OWN) --widths 4096 --layers lowrank,softmax --lrs 0.003,0.01,0.03
-	$(AGNEWS_OWN) --widths 4096 --layers dense --lrs 0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --layers dense,monarch --lrs 0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --dropout 0.3 --layers spm --inits own,near_identity --lrs 0.001,0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --dropout 0.3 --layers spm --inits own,near_identity --stages 24 --lrs 0.001,0.003,0.01
+	$(AGNEWS_OWN) --widths 4096 --dropout 0.3 --layers lowrank --lrs 0.003,0.01,0.03
+	$(AGNEWS_OWN) --widths 4096 --dropout 0.3 --layers softmax --lrs 0.01,0.03,0.1
+	$(AGNEWS_OWN) --widths 4096 --dropout 0.3 --layers dense,monarch --lrs 0.003,0.01
 	$(AGNEWS_OWN) --widths 8192,16384 --layers softmax --lrs 0.003,0.01,0.03
 	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --inits near_identity --lrs 0.0003,0.001,0.003
 	$(AGNEWS_OWN) --widths 8192,16384 --layers spm --lrs 0.003,0.01,0.03
@@ -87,6 +95,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(ELMAN) --layers spm --stages 10 --blocks rotation --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
 	$(ELMAN) --layers lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
 	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers lowrank --stages 40 --embedding-rate 40 --seeds 0,1,2 --lrs 0.002,0.004,0.008
 	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
 	$(ELMAN) --layers dense --lrs 0.001,0.002,0.004,0.008
 	$(ELMAN) --layers dense --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008
@@ -123,7 +132,9 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_LONG) --widths 512 --layers spm --lrs 0.0005
 	$(GPT_NEWS) --widths 128 --layers dense --lrs 0.002
 	$(GPT_NEWS) --widths 256 --layers spm,dense --lrs 0.001
-	$(GPT_NEWS) --widths 512 --layers spm --lrs 0.0005
+	$(GPT_NEWS) --widths 512 --layers spm,dense --lrs 0.0005
+	$(GPT_NEWS) --widths 1024 --layers spm,dense --lrs 0.00025
+	$(GPT_NEWS_AVX512) --widths 512 --layers spm,dense --lrs 0.0005
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
 	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture
@@ -190,20 +201,22 @@ docs-serve: $(DOCS)/.installed ## Show the site at http://127.0.0.1:8000, rebuil
 wheel: $(INSTALLED) ## Build a wheel for this machine into dist/
 	$(BIN)/pip wheel --disable-pip-version-check -q --no-deps -w dist .
 
-# RESULTS=results/avx512 measures a machine whose instruction set is not that of the other results.
+# RESULTS=results/avx512 measures a machine whose instruction set is not that of the other results; INSTRUCTION_SET=avx2 the kernels
+# for one that is not the machine's best.
 RESULTS ?= results
 BENCH := $(BIN)/pairmix bench
+MEASURED = $(if $(INSTRUCTION_SET),--instruction-set $(INSTRUCTION_SET)) --out $(RESULTS)
 
 speed: $(INSTALLED) ## Measure the speed again, and put it into README and docs
-	$(BENCH) kernels --out $(RESULTS)
-	$(BENCH) operator --out $(RESULTS)
-	$(BENCH) operator --grid --out $(RESULTS)
-	$(BENCH) operator --conditions --out $(RESULTS)
-	$(BENCH) operator --latency --out $(RESULTS)
-	$(BENCH) operator --scaling --out $(RESULTS)
-	$(BENCH) operator --variants --out $(RESULTS)
-	$(BENCH) modules --out $(RESULTS)
-	$(BENCH) steps $(WITH_DATA) --keep-memory --out $(RESULTS)
+	$(BENCH) kernels $(MEASURED)
+	$(BENCH) operator $(MEASURED)
+	$(BENCH) operator --grid $(MEASURED)
+	$(BENCH) operator --conditions $(MEASURED)
+	$(BENCH) operator --latency $(MEASURED)
+	$(BENCH) operator --scaling $(MEASURED)
+	$(BENCH) operator --variants $(MEASURED)
+	$(BENCH) modules $(MEASURED)
+	$(BENCH) steps $(WITH_DATA) --keep-memory $(MEASURED)
 	$(BIN)/python docs/fill_tables.py
 
 results: speed ## Measure again what stands in results/, and put it into README and docs

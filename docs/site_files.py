@@ -21,7 +21,7 @@ OTHERS = [
     "LICENSE",
     "CITATION.cff",
     "results/*.png",
-    "results/avx512*/*.png",
+    "results/avx*/*.png",
     "results/pictures/*.svg",
     "examples/*.py",
 ]
