@@ -19,15 +19,31 @@ import torch
 
 @contextmanager
 def processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes with one thread each. After an error they end at once; when this process is killed they end, too."""
+    """Processes with one thread each. After an error or Ctrl-C they end at once; when this process is killed they end, too.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, from what waits for a process or in the end.
+    """
     context = multiprocessing.get_context("spawn")  # a fork would share the threads of torch, which are not there
     theirs, ours = context.Pipe(duplex=False)
-    with theirs, ours, ProcessPoolExecutor(count, context, _begin, (theirs,)) as pool:
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        # An exception just here may leave a lock of the pool locked, for which its threads would wait forever.
+        nonlocal interrupted
+        interrupted = True
+        ours.close()
+
+    with _on_ctrl_c(interrupt), theirs, ours, ProcessPoolExecutor(count, context, _begin, (theirs,)) as pool:
         try:
             yield pool
         except BaseException:
             ours.close()  # the pool itself would wait for the runs that have begun
+            if interrupted:
+                raise KeyboardInterrupt from None
             raise
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def submitted(
@@ -35,9 +51,15 @@ def submitted(
 ) -> list[Future[Any]]:
     """Let processes call `work` with each of the arguments."""
     # Processes start here and inherit this. Ctrl-C reaches all of them, and the one that started them decides.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with _on_ctrl_c(signal.SIG_IGN):
         return [pool.submit(work, *arguments) for arguments in calls]
+
+
+@contextmanager
+def _on_ctrl_c(handler: Any) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -110,6 +110,23 @@ def test_processes_end_at_once_after_an_error(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_interrupts_nothing_half_way(tmp_path):
+    went_on = False
+    with pytest.raises(KeyboardInterrupt), processes(2) as pool:
+        future, *_ = submitted(pool, tell_and_sleep, [(tmp_path,)] * 4)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        signal.raise_signal(signal.SIGINT)  # where an exception would leave the lock of a thread of the pool locked
+        went_on = True
+        future.result(PATIENCE)
+    assert went_on
+    assert not any(is_running(int(path.name)) for path in tmp_path.iterdir())
+
+
+def test_ctrl_c_in_the_end_is_not_lost():
+    with pytest.raises(KeyboardInterrupt), processes(1):
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_ctrl_c_stops_the_command_and_its_processes(part):
     words = f"-m pairmix bench init --widths 16 --jobs 2 --out {part.parent}".split()
     with subprocess.Popen(
@@ -122,7 +139,10 @@ def test_ctrl_c_stops_the_command_and_its_processes(part):
     ) as process:
         wait_until(lambda: lines_of(part), lambda: process.poll() is None)
         os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=PATIENCE)
+        try:
+            said, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert "The same command with --resume goes on from there." in " ".join(said.split())
