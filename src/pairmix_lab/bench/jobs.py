@@ -19,7 +19,7 @@ import torch
 
 @contextmanager
 def processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes with one thread each. After an error or Ctrl-C they end at once; when this process is killed they end, too.
+    """Processes with one thread each. They end at once after an error or Ctrl-C, and when this process is killed.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, from what waits for a process or in the end.

@@ -110,15 +110,22 @@ def test_processes_end_at_once_after_an_error(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_interrupts_nothing_half_way(tmp_path):
-    went_on = False
-    with pytest.raises(KeyboardInterrupt), processes(2) as pool:
-        future, *_ = submitted(pool, tell_and_sleep, [(tmp_path,)] * 4)
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-        signal.raise_signal(signal.SIGINT)  # where an exception would leave the lock of a thread of the pool locked
-        went_on = True
+def interrupt_itself(folder, said):
+    """Press Ctrl-C where an exception would leave the lock of a thread of the pool locked."""
+    with processes(2) as pool:
+        future, *_ = submitted(pool, tell_and_sleep, [(folder,)] * 4)
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        signal.raise_signal(signal.SIGINT)
+        said.append("went on")
         future.result(PATIENCE)
-    assert went_on
+        said.append("waited")
+
+
+def test_ctrl_c_interrupts_nothing_half_way(tmp_path):
+    said = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_itself(tmp_path, said)
+    assert said == ["went on"]
     assert not any(is_running(int(path.name)) for path in tmp_path.iterdir())
 
 
