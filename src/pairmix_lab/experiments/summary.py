@@ -10,7 +10,7 @@ from pairmix_lab.report.cells import spread
 from pairmix_lab.report.runs import collect, outcomes
 from pairmix_lab.report.tables import Table
 
-KEYS = (contenders.DENSE.key, contenders.LOW_RANK.key, contenders.SPM.key)
+KEYS = (contenders.DENSE.key, contenders.LOW_RANK.key, contenders.MONARCH.key, contenders.SPM.key)
 """The layers that are shown, from every start and without variants."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -38,13 +40,17 @@ def step_time(runs: Runs, case: Case, contender: str) -> Measured | None:
 def speedup(runs: Runs, case: Case, contender: str) -> Measured | None:
     """How many times as long a step of the dense layer takes; None if one of the two never ran.
 
-    Both times are of the same kind: in turns, or in training.
+    Both times are of the same kind: in turns, or in training on machines of one kind, with as many threads.
     """
     row = runs.step_time(case, contender)
     if row is not None and row.get("speedup") and row.get("speedup_iqr"):
         return Measured(row["speedup"], tuple(row["speedup_iqr"]))
-    dense, own = _of_training(runs, case, DENSE.label), _of_training(runs, case, contender)
-    return Measured(dense.value / own.value, None) if dense and own else None
+    dense, own = _by_machine(runs, case, DENSE.label), _by_machine(runs, case, contender)
+    shared = dense.keys() & own.keys()
+    if not shared:
+        return None
+    times = [median(time for machine in shared for time in of[machine]) for of in (dense, own)]
+    return Measured(times[0] / times[1], None)
 
 
 def measured_steps(path: Path) -> Rows:
@@ -62,6 +68,14 @@ def measured_steps(path: Path) -> Rows:
     schema.check(run, path, {schema.STEPS: schema.step_times({})})
     rows: Rows = run["rows"]
     return rows
+
+
+def _by_machine(runs: Runs, case: Case, contender: str) -> dict[str, list[float]]:
+    """The milliseconds of a step in every run, by what it ran on."""
+    times = defaultdict(list)
+    for run in runs.of(case, contender):
+        times[json.dumps(run["machine"], sort_keys=True)].append(run["outcome"]["ms_per_step"])
+    return times
 
 
 def _of_training(runs: Runs, case: Case, contender: str) -> Measured | None:

@@ -95,6 +95,15 @@ def test_a_ratio_never_mixes_times_of_two_kinds(collected):
     assert (line["ours, ms: SPM"], line["ours, ms: dense / SPM"]) == ("1.00", "2.00†")
 
 
+def test_a_ratio_never_mixes_times_of_two_machines(collected):
+    """The ratio is that on the one machine that trained both."""
+    here, there = (teacher("spm", ms=ms, seed=seed) for seed, ms in enumerate((4.0, 1.0)))
+    there["machine"]["instruction_set"] = "AVX512"
+    dense = teacher("dense", ms=8.0)
+    assert cells(TEACHER.cost(collected(dense, here, there)), "256")["ours, ms: dense / SPM"] == "2.00†"
+    assert cells(TEACHER.cost(collected(dense, there)), "256")["ours, ms: dense / SPM"] == "-"
+
+
 def test_a_width_that_was_only_timed_has_a_cost(collected):
     runs = collected(agnews(width=2048), steps(step_time("agnews", "spm", 5.0, width=8192)))
     assert cells(AGNEWS.cost(runs), "8,192")["ours, ms: SPM"] == "5.00"
