@@ -353,7 +353,7 @@ class SPMTransformerEncoderLayer(nn.Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         named = next((name for name, one in _ACTIVATIONS.items() if one is self.activation), None)
         if named is not None:
-            y: Tensor = feed_forward(x, self.linear1, named, self.dropout, self.linear2)
+            y: Tensor = feed_forward(x, self.linear1, self.linear2, named, self.dropout)
         else:
             y = self.linear2(self.dropout(self.activation(self.linear1(x))))
         return cast(Tensor, self.dropout2(y))

@@ -79,7 +79,7 @@ class SPMFeedForward(nn.Module):
         if isinstance(x, fx.Proxy):  # a node of its own in the graph, as the layers of torch are
             tracer: Any = x.tracer
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (x,), {})
-        y: Tensor = self.output_dropout(feed_forward(x, self.up, self.activation, self.dropout, self.down, self.gated))
+        y: Tensor = self.output_dropout(feed_forward(x, self.up, self.down, self.activation, self.dropout, self.gated))
         return y
 
     def extra_repr(self) -> str:
@@ -87,15 +87,16 @@ class SPMFeedForward(nn.Module):
 
 
 def feed_forward(
-    x: Tensor, up: nn.Module, activation: str, dropout: nn.Module, down: nn.Module, gated: bool = False
+    x: Tensor, up: nn.Module, down: nn.Module, activation: str, dropout: nn.Module | None = None, gated: bool = False
 ) -> Tensor:
     """`down(dropout(activation(up x)))`, in one call if it can be."""
-    drops = dropout.training and getattr(dropout, "p", 0.0) > 0
+    drops = dropout is not None and dropout.training and getattr(dropout, "p", 0.0) > 0
     is_special = x.is_nested or distributed.is_distributed(x)
     if not drops and not is_special and _is_plain(up) and _is_plain(down):
         wide = {**up.operator(), "maps": up.maps, "out_features": up.out_features}
         return functional.feed_forward(x, wide, down.operator(), activation, out_features=down.out_features)
-    y: Tensor = down(dropout(functional.activated(up(x), activation, 2 if gated else None)))
+    hidden = functional.activated(up(x), activation, 2 if gated else None)
+    y: Tensor = down(hidden if dropout is None else dropout(hidden))
     return y
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pairmix.nn.feed_forward import feed_forward
 from pairmix_lab.contenders import LowRank, Monarch, SideBySide, count_parameters
 from pairmix_lab.experiments.language_models import HEAD, SYMBOLS, Make
 
@@ -105,8 +106,7 @@ class Block(nn.Module):
         q, k, v = (part.unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in qkv)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        result: Tensor = x + self.down(F.gelu(self.up(self.norm_feed_forward(x))))
-        return result
+        return x + feed_forward(self.norm_feed_forward(x), self.up, self.down, "gelu")
 
 
 @torch.no_grad()

@@ -66,6 +66,17 @@ def test_a_dense_block_is_torchs_own():
     torch.testing.assert_close(block(x), theirs(x, mask, is_causal=True), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("layer", "calls"), [("spm", 2), ("deeper", 2), ("companion", 0), ("dense", 0)])
+def test_a_feed_forward_network_of_spm_is_one_call(layer, calls, fused):
+    model = started(layer)
+    before = model(some_text())
+    assert len(fused) == calls
+    for block in model.blocks:
+        block.up.register_forward_hook(lambda *_: None)  # one that is watched runs on its own
+    torch.testing.assert_close(model(some_text()), before, rtol=1e-4, atol=1e-5)
+    assert len(fused) == calls
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_layer_learns(layer, tied):
