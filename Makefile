@@ -32,8 +32,7 @@ ELMAN = $(TRAIN) shakespeare $(WITH_DATA) $(COSINE) --warmup 30 --widths 1024 --
 GPT = $(TRAIN) gpt $(WITH_DATA) --seconds 30 --seeds 0,1,2 --out results/gpt --resume
 GPT_LONG = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0,1,2 --out results/gpt --resume
 GPT_NEWS = $(TRAIN) gpt $(WITH_DATA) --text agnews --seconds 960 --seeds 0 --out results/gpt --resume
-GPT_NEWS_AVX512 = $(TRAIN) gpt $(WITH_DATA) --times results/avx512-zen5/steps.json --text agnews --seconds 2400 --seeds 0 \
-    --out results/gpt-avx512 --resume
+GPT_AVX512 = $(TRAIN) gpt $(WITH_DATA) --times results/avx512-zen5/steps.json --out results/gpt-avx512 --resume
 GPT_LONG_ONCE = $(TRAIN) gpt $(WITH_DATA) --seconds 240 --seeds 0 --out results/gpt --resume
 ADAPTERS = $(TRAIN) adapters $(WITH_DATA) --seeds 0,1,2 --out results/adapters --resume
 EXTENSIONS = $(TRAIN) gpt $(WITH_DATA) --times results/extensions/steps-gpt.json --seconds 30 --seeds 0,1,2 --widths 512 \
@@ -95,6 +94,7 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(ELMAN) --layers spm --stages 10 --blocks rotation --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
 	$(ELMAN) --layers lowrank --stages 10 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
 	$(ELMAN) --layers lowrank --stages 10 --embedding-rate 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
+	$(ELMAN) --layers monarch --embedding-rate 40 --seeds 0,1,2 --lrs 0.002,0.004,0.008
 	$(ELMAN) --layers lowrank --stages 40 --embedding-rate 40 --seeds 0,1,2 --lrs 0.002,0.004,0.008
 	$(ELMAN) --layers spm --stages 40 --seeds 0,1,2 --lrs 0.001,0.002,0.004,0.008,0.016
 	$(ELMAN) --layers dense --lrs 0.001,0.002,0.004,0.008
@@ -134,7 +134,14 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_NEWS) --widths 256 --layers spm,dense --lrs 0.001
 	$(GPT_NEWS) --widths 512 --layers spm,dense --lrs 0.0005
 	$(GPT_NEWS) --widths 1024 --layers spm,dense --lrs 0.00025
-	$(GPT_NEWS_AVX512) --widths 512 --layers spm,dense --lrs 0.0005
+	$(GPT_AVX512) --seconds 240 --seeds 0,1,2 --widths 128 --layers dense --lrs 0.002
+	$(GPT_AVX512) --seconds 240 --seeds 0,1,2 --widths 256 --layers spm --lrs 0.001
+	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 256 --layers dense --lrs 0.001
+	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 512 --layers spm,dense --lrs 0.0005
+	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 1024 --layers spm --lrs 0.00025
+	$(GPT_AVX512) --text agnews --seconds 960 --seeds 0 --widths 128 --layers dense --lrs 0.002
+	$(GPT_AVX512) --text agnews --seconds 960 --seeds 0 --widths 512 --layers spm --lrs 0.0005
+	$(GPT_AVX512) --text agnews --seconds 2400 --seeds 0 --widths 512 --layers spm,dense --lrs 0.0005
 	test -e results/extensions/steps-gpt.json || $(BIN)/pairmix bench steps --experiment gpt --widths 256,512 \
 	    --layers spm,companion,deeper,mixture $(WITH_DATA) --keep-memory --seconds 15 --out results/extensions
 	$(EXTENSIONS) --layers spm,companion,deeper,mixture
