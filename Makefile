@@ -137,7 +137,8 @@ reproduce: $(INSTALLED) ## Run those of the paper's experiments that results/ la
 	$(GPT_AVX512) --seconds 240 --seeds 0,1,2 --widths 128 --layers dense --lrs 0.002
 	$(GPT_AVX512) --seconds 240 --seeds 0,1,2 --widths 256 --layers spm --lrs 0.001
 	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 256 --layers dense --lrs 0.001
-	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 512 --layers spm --lrs 0.0005
+	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 512 --layers spm,dense --lrs 0.0005
+	$(GPT_AVX512) --seconds 240 --seeds 0 --widths 1024 --layers spm --lrs 0.00025
 	$(GPT_AVX512) --text agnews --seconds 960 --seeds 0 --widths 128 --layers dense --lrs 0.002
 	$(GPT_AVX512) --text agnews --seconds 960 --seeds 0 --widths 512 --layers spm --lrs 0.0005
 	$(GPT_AVX512) --text agnews --seconds 2400 --seeds 0 --widths 512 --layers spm,dense --lrs 0.0005
